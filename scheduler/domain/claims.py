@@ -1,0 +1,108 @@
+"""Footprints (what a model takes) and claims (what a holder has reserved)."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from scheduler.domain.ids import DeviceId
+from scheduler.domain.units import GIB
+
+
+class Source(StrEnum):
+    """Where a footprint's numbers come from; later ones win."""
+
+    DECLARED = "declared"
+    ESTIMATED = "estimated"
+    MEASURED = "measured"
+
+
+#: Factor on the estimate of a model that was never measured, at its first launch (architecture.md section 3).
+UNMEASURED_FACTOR = 1.3
+RESIDUE_PRIOR_BYTES = 3 * GIB // 2  # scheduling.md section 1
+BANDWIDTH_PRIOR_BPS = 1_000_000_000  # storage, bytes per second, until a start was timed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What one instance of a model takes, bytes per device, seconds per transition.
+
+    ``awake_bytes`` = weights + overhead + KV as started. ``start_peak_bytes`` is the most seen while starting.
+    ``residue_bytes`` / ``host_bytes`` / ``wake_s`` / ``sleep_s`` are keyed by sleep level; a missing level = unknown.
+    """
+
+    awake_bytes: int
+    start_peak_bytes: int = 0
+    residue_bytes: Mapping[int, int] = field(default_factory=dict)
+    host_bytes: Mapping[int, int] = field(default_factory=dict)
+    wake_s: Mapping[int, float] = field(default_factory=dict)
+    sleep_s: Mapping[int, float] = field(default_factory=dict)
+    start_s: float = 0.0
+    stop_s: float = 0.0
+    weights_bytes: int = 0
+    source: Source = Source.ESTIMATED
+
+    def launch_bytes(self) -> int:
+        """Device bytes to claim while launching, and for as long as nothing better is known."""
+        peak = max(self.awake_bytes, self.start_peak_bytes)
+        return peak if self.source is Source.MEASURED else int(peak * UNMEASURED_FACTOR)
+
+    def seated_bytes(self) -> int:
+        """Device bytes to claim while awake."""
+        return self.awake_bytes if self.source is Source.MEASURED else int(self.awake_bytes * UNMEASURED_FACTOR)
+
+    def residue(self, level: int) -> int:
+        """Device bytes a sleeper keeps; the prior (never more than awake) until measured."""
+        return self.residue_bytes.get(level, min(RESIDUE_PRIOR_BYTES, self.seated_bytes()))
+
+    def host_copy(self, level: int) -> int:
+        """Host bytes a sleeper holds: 1.35 x weights + 2 GiB at level 1 until measured, else nothing."""
+        if level in self.host_bytes:
+            return self.host_bytes[level]
+        return int(self.weights_bytes * 1.35) + 2 * GIB if level == 1 else 0
+
+    def start_seconds(self) -> float:
+        """Expected seconds of a cold start."""
+        return self.start_s or self.weights_bytes / BANDWIDTH_PRIOR_BPS + 30.0
+
+    def wake_seconds(self, level: int) -> float:
+        """Expected seconds of a wake from ``level``: bytes over 20 GB/s (level 1) or over storage, until timed."""
+        known = self.wake_s.get(level)
+        if known is not None:
+            return known
+        return self.weights_bytes / (20e9 if level == 1 else BANDWIDTH_PRIOR_BPS) + 1.0
+
+    def leave_seconds(self, level: int | None) -> float:
+        """Expected seconds to put it away: to sleep at ``level``, or stopped when None."""
+        if level is None:
+            return self.stop_s or 2.0
+        return self.sleep_s.get(level, 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Bytes reserved by one holder: per device, and on host memory."""
+
+    device_bytes: Mapping[DeviceId, int] = field(default_factory=dict)
+    host_bytes: int = 0
+
+    def on(self, device: DeviceId) -> int:
+        """Bytes claimed on ``device``."""
+        return self.device_bytes.get(device, 0)
+
+    def at_least(self, measured: Mapping[DeviceId, int]) -> "Claim":
+        """This claim raised to what was measured; never lowered."""
+        raised = {d: max(b, measured.get(d, 0)) for d, b in self.device_bytes.items()}
+        return self if raised == dict(self.device_bytes) else replace(self, device_bytes=raised)
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum over devices."""
+        return sum(self.device_bytes.values())
+
+
+NOTHING = Claim()
+
+
+def even_claim(devices: Iterable[DeviceId], bytes_each: int, host_bytes: int = 0) -> Claim:
+    """The same bytes on each device."""
+    return Claim({device: bytes_each for device in devices}, host_bytes)
