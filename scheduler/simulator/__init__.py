@@ -1,0 +1,1 @@
+"""What-if: the same planner and reducer in virtual time."""
