@@ -43,16 +43,18 @@ class Footprint:
 
     def launch_bytes(self) -> int:
         """Device bytes to claim while launching, and for as long as nothing better is known."""
-        peak = max(self.awake_bytes, self.start_peak_bytes)
-        return peak if self.source is Source.MEASURED else int(peak * UNMEASURED_FACTOR)
+        return self._cautious(max(self.awake_bytes, self.start_peak_bytes))
 
     def seated_bytes(self) -> int:
         """Device bytes to claim while awake."""
-        return self.awake_bytes if self.source is Source.MEASURED else int(self.awake_bytes * UNMEASURED_FACTOR)
+        return self._cautious(self.awake_bytes)
+
+    def _cautious(self, value_bytes: int) -> int:
+        return int(value_bytes * UNMEASURED_FACTOR) if self.source is Source.ESTIMATED else value_bytes
 
     def residue(self, level: int) -> int:
-        """Device bytes a sleeper keeps; the prior (never more than awake) until measured."""
-        return self.residue_bytes.get(level, min(RESIDUE_PRIOR_BYTES, self.seated_bytes()))
+        """Device bytes a sleeper keeps; the prior (at most half of awake, else it is no sleep) until measured."""
+        return self.residue_bytes.get(level, min(RESIDUE_PRIOR_BYTES, self.awake_bytes // 2))
 
     def host_copy(self, level: int) -> int:
         """Host bytes a sleeper holds: 1.35 x weights + 2 GiB at level 1 until measured, else nothing."""

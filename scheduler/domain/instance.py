@@ -445,9 +445,9 @@ def _carry(moved: Instance, old: Instance, event: Event) -> Instance:
         case GroupGone():
             empty = replace(moved, claim=NOTHING, devices=(), launch=None, level=None, launch_deadline_s=None)
             return replace(empty, retry_at_s=event.retry_at_s)
-        case Reset() | ConfigChanged() | GoalChanged():
+        case Reset() | ConfigChanged():
             return replace(moved, failures=NO_FAILURES, goal=GOAL_STOPPED, reason=event.reason)
-        case RetriesExhausted():
+        case RetriesExhausted() | GoalChanged():
             return replace(moved, goal=GOAL_STOPPED)
         case _:
             return moved

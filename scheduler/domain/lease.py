@@ -11,16 +11,19 @@ from scheduler.domain.model import ModelClass
 class Hold:
     """Somebody waits for ``model``. Times are monotonic seconds.
 
-    A hold with ``action`` set comes from an operator's wake: it wants the model awake, not a lease.
+    ``deadline_s`` is when it is refused; a cold start that is under way may extend it up to ``limit_s``, the caller's
+    own patience. A hold with ``action`` set comes from an operator's wake: it wants the model awake, not a lease.
     """
 
     id: HoldId
     model: ModelName
     arrived_s: float
     deadline_s: float
+    limit_s: float
     model_class: ModelClass = ModelClass.INTERACTIVE
     principal: str = "local"
     action: ActionId | None = None
+    second_try: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

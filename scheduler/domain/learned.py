@@ -1,0 +1,95 @@
+"""What was measured on a model, and how it replaces guesses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from scheduler.domain.claims import Footprint, Source
+
+#: How many runs are remembered; the largest of them counts (close to a p95, and never below what was seen lately).
+RUNS = 5
+#: Room above the largest measurement, since a process still grows a little with its first requests.
+GROWTH = 1.05
+
+_N = TypeVar("_N", bound=float)
+
+
+def _with(runs: tuple[_N, ...], value: _N) -> tuple[_N, ...]:
+    longer: tuple[_N, ...] = (*runs, value)
+    return longer[-RUNS:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """The last runs of one model on one kind of device with one fingerprint: bytes and seconds, oldest first."""
+
+    fingerprint: str = ""
+    awake_bytes: tuple[int, ...] = ()
+    peak_bytes: tuple[int, ...] = ()
+    start_s: tuple[float, ...] = ()
+    stop_s: tuple[float, ...] = ()
+    residue_bytes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    wake_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    sleep_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    denied_levels: tuple[int, ...] = ()  # sleep levels that freed nothing with this engine version and flags
+
+    def with_start(self, seconds: float) -> "Learned":
+        """After a start that became ready."""
+        return replace(self, start_s=_with(self.start_s, seconds))
+
+    def with_run(self, awake_bytes: int, peak_bytes: int) -> "Learned":
+        """After a run was measured for the first time, awake and while starting."""
+        return replace(
+            self, awake_bytes=_with(self.awake_bytes, awake_bytes), peak_bytes=_with(self.peak_bytes, max(peak_bytes, awake_bytes))
+        )
+
+    def with_more(self, awake_bytes: int) -> "Learned":
+        """The present run grew: its entry is raised, never lowered."""
+        if not self.awake_bytes or awake_bytes <= self.awake_bytes[-1]:
+            return self
+        return replace(self, awake_bytes=(*self.awake_bytes[:-1], awake_bytes))
+
+    def with_stop(self, seconds: float) -> "Learned":
+        """After a stop whose bytes were seen free."""
+        return replace(self, stop_s=_with(self.stop_s, seconds))
+
+    def with_sleep(self, level: int, seconds: float, residue_bytes: int) -> "Learned":
+        """After a confirmed sleep."""
+        return replace(
+            self,
+            sleep_s={**self.sleep_s, level: _with(self.sleep_s.get(level, ()), seconds)},
+            residue_bytes={**self.residue_bytes, level: _with(self.residue_bytes.get(level, ()), residue_bytes)},
+        )
+
+    def with_wake(self, level: int, seconds: float) -> "Learned":
+        """After a wake that ended ready."""
+        return replace(self, wake_s={**self.wake_s, level: _with(self.wake_s.get(level, ()), seconds)})
+
+    def with_denied(self, level: int) -> "Learned":
+        """After an ineffective sleep: this level is not tried again with this fingerprint."""
+        return self if level in self.denied_levels else replace(self, denied_levels=(*self.denied_levels, level))
+
+
+def combine(guess: Footprint, learned: Learned) -> Footprint:
+    """The footprint to plan with: measurements where there are any, the guess elsewhere."""
+    if not learned.awake_bytes:
+        return _timed(guess, learned)
+    awake = int(max(learned.awake_bytes) * GROWTH)
+    measured = replace(
+        guess,
+        awake_bytes=awake,
+        start_peak_bytes=max(awake, max(learned.peak_bytes, default=0)),
+        residue_bytes={**guess.residue_bytes, **{level: max(runs) for level, runs in learned.residue_bytes.items()}},
+        source=Source.MEASURED,
+    )
+    return _timed(measured, learned)
+
+
+def _timed(footprint: Footprint, learned: Learned) -> Footprint:
+    return replace(
+        footprint,
+        start_s=max(learned.start_s, default=footprint.start_s),
+        stop_s=max(learned.stop_s, default=footprint.stop_s),
+        wake_s={**footprint.wake_s, **{level: max(runs) for level, runs in learned.wake_s.items()}},
+        sleep_s={**footprint.sleep_s, **{level: max(runs) for level, runs in learned.sleep_s.items()}},
+    )

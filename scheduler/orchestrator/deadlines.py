@@ -1,0 +1,116 @@
+"""What happens when a transitional phase runs out of time."""
+
+from dataclasses import replace
+
+from scheduler.domain.instance import (
+    Instance,
+    KillDue,
+    LaunchTimedOut,
+    Phase,
+    ProbeExhausted,
+    SleepIneffective,
+    SleepTimedOut,
+    WakeTimedOut,
+)
+from scheduler.domain.launch import LaunchEnd
+from scheduler.domain.reasons import Code, Reason
+from scheduler.domain.units import human_bytes, human_seconds
+from scheduler.orchestrator.context import Context, launch_id
+from scheduler.orchestrator.effects import EndLaunch, Find, Measure, Stop
+from scheduler.orchestrator.measuring import remember
+
+
+def on_deadline(ctx: Context, instance: Instance) -> None:
+    """The deadline of a transitional phase has passed."""
+    policy = ctx.state.policy
+    live = ctx.state.live_of(instance.id)
+    soon = ctx.now_s + policy.kill_again_s
+    match instance.phase:
+        case Phase.LAUNCHING:
+            waited = human_seconds(ctx.now_s - live.effect_at_s)
+            reason = Reason(
+                Code.START_TIMEOUT,
+                f"{instance.model} was not ready after {waited}",
+                f"look at `hotseat logs {instance.model}`; raise start_timeout if it only needs longer",
+            )
+            live.exit_reason = reason
+            ctx.count_failure(instance.id, "launch")
+            end = LaunchEnd(launch=launch_id(instance), at=ctx.state.wall, result="failed", reason=reason.code)
+            ctx.emit(EndLaunch(end=replace(end, duration_s=ctx.now_s - live.effect_at_s)))
+            seq = ctx.transition(instance.id, LaunchTimedOut(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + policy.term_grace_s))
+            ctx.emit(Stop(instance=instance.id, launch=launch_id(instance), seq=seq, kill=False))
+        case Phase.DRAINING:
+            _drain_deadline(ctx, instance)
+        case Phase.STOPPING if live.emptied_at_s is not None:
+            _alarm_not_freed(ctx, instance)
+        case Phase.STOPPING:
+            seq = ctx.transition(instance.id, KillDue(at_s=ctx.now_s, deadline_s=soon))
+            ctx.emit(Stop(instance=instance.id, launch=launch_id(instance), seq=seq, kill=True))
+        case Phase.FALLING_ASLEEP:
+            _sleep_deadline(ctx, instance)
+        case Phase.WAKING:
+            ctx.count_failure(instance.id, "wake")
+            reason = Reason(Code.WAKE_FAILED, f"{instance.model} did not wake in {human_seconds(ctx.now_s - live.effect_at_s)}")
+            event = WakeTimedOut(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + policy.probe_timeout_s)
+            seq = ctx.transition(instance.id, event)
+            ctx.emit(Find(instance=instance.id, launch=launch_id(instance), seq=seq, started_before=False))
+        case Phase.UNKNOWN:
+            _probe_deadline(ctx, instance)
+        case _:
+            pass
+
+
+def _sleep_deadline(ctx: Context, instance: Instance) -> None:
+    policy = ctx.state.policy
+    live = ctx.state.live_of(instance.id)
+    if live.returned_at_s is None:
+        ctx.count_failure(instance.id, "sleep")
+        reason = Reason(Code.SLEEP_FAILED, f"{instance.model} did not fall asleep in time")
+        seq = ctx.transition(instance.id, SleepTimedOut(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + policy.probe_timeout_s))
+        ctx.emit(Find(instance=instance.id, launch=launch_id(instance), seq=seq, started_before=False))
+        return
+    held = max(live.measured.values(), default=0)
+    level = live.returned_level or 1
+    reason = Reason(
+        Code.SLEEP_INEFFECTIVE,
+        f"{instance.model} said it sleeps at level {level} but still holds {human_bytes(held)}: stopped instead",
+        f"this level is not tried again with these flags; `hotseat reset {instance.model} --learned` forgets it",
+    )
+    facts = ctx.state.facts_of(instance.model)
+    facts.learned = facts.learned.with_denied(level)
+    remember(ctx, instance)
+    ctx.count_failure(instance.id, "sleep")
+    seq = ctx.transition(instance.id, SleepIneffective(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + policy.term_grace_s))
+    ctx.emit(Stop(instance=instance.id, launch=launch_id(instance), seq=seq, kill=False))
+    ctx.tell("sleep_ineffective", instance.model, reason.text)
+
+
+def _probe_deadline(ctx: Context, instance: Instance) -> None:
+    reason = Reason(Code.ENGINE_LOST, f"{instance.model} gave no clear answer: its processes are ended")
+    ctx.state.live_of(instance.id).exit_reason = reason
+    ctx.count_failure(instance.id, "launch" if instance.before is Phase.LAUNCHING else "crash")
+    event = ProbeExhausted(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + ctx.state.policy.kill_again_s)
+    seq = ctx.transition(instance.id, event)
+    ctx.emit(Stop(instance=instance.id, launch=launch_id(instance), seq=seq, kill=True))
+
+
+def _drain_deadline(ctx: Context, instance: Instance) -> None:
+    """Answers are never cut for others: say who holds the drain, once. A forced move looks at the deadline itself."""
+    move = ctx.state.move_of(instance.id)
+    if move is not None and move.force:
+        return
+    running = len(ctx.state.live_of(instance.id).leases)
+    ctx.tell(
+        "drain_slow", instance.model, f"{running} requests still run on {instance.model}; hotseat stop {instance.model} --now cuts them"
+    )
+    ctx.set_deadline(instance.id, None)
+
+
+def _alarm_not_freed(ctx: Context, instance: Instance) -> None:
+    live = ctx.state.live_of(instance.id)
+    ctx.set_deadline(instance.id, ctx.now_s + ctx.state.policy.stop_settle_s)
+    ctx.emit(Measure(devices=instance.devices))
+    if not live.alarmed:
+        live.alarmed = True
+        held = human_bytes(sum(live.measured.values()))
+        ctx.tell("memory_not_freed", instance.model, f"all processes of {instance.model} ended, but {held} are still in use")

@@ -1,0 +1,183 @@
+"""What the outside tells the reducer. Small and frozen; ``at_s`` is monotonic and comes from whoever saw it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scheduler.domain.claims import Footprint
+from scheduler.domain.device import DeviceSample
+from scheduler.domain.ids import ActionId, HoldId, InstanceId, LaunchId, LeaseId, ModelName
+from scheduler.domain.instance import Instance
+from scheduler.domain.lease import Hold, Outcome
+from scheduler.domain.model import ModelSpec
+from scheduler.domain.reasons import Code, Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """Root of all events of the control loop."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick(Happening):
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRequested(Happening):
+    """Somebody waits."""
+
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldCancelled(Happening):
+    """The client went away before its turn."""
+
+    hold: HoldId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseReleased(Happening):
+    """A request ended."""
+
+    lease: LeaseId
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(Happening):
+    """An operator asked: verb is wake, sleep, stop or restart. ``force`` cuts leases."""
+
+    action: ActionId
+    verb: str
+    model: ModelName
+    level: int | None = None
+    force: bool = False
+    by: str = "local"
+    patience_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromEngine(Happening):
+    """Root of what a supervisor reports; a report of another launch than the present one is dropped."""
+
+    instance: InstanceId
+    launch: LaunchId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReady(FromEngine):
+    """It answered a real probe, after a launch or a wake."""
+
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineExited(FromEngine):
+    """Its leader ended, or it was never started (``reason`` says why)."""
+
+    reason: Reason
+    exit_code: int | None = None
+    exit_signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupEmpty(FromEngine):
+    """No process of its group is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepReturned(FromEngine):
+    """The engine says that it sleeps, at ``level``."""
+
+    level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepErrored(FromEngine):
+    """The engine refused to sleep, or answered nonsense."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeErrored(FromEngine):
+    """The engine could not wake."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found(FromEngine):
+    """A finding about an engine in an unknown phase: awake, asleep, launching, or nothing clear yet (None)."""
+
+    state: str | None
+    level: int | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRefused(FromEngine):
+    """It does not accept connections although its process lives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSlow(FromEngine):
+    """Its health answer is late (``slow``), or in time again: late ones get no new requests."""
+
+    slow: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineIdle(FromEngine):
+    """It says on two readings that no request runs in it (after an adoption)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled(Happening):
+    """Fresh measurements."""
+
+    samples: tuple[DeviceSample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntentRefused(Happening):
+    """The intent row ``seq`` could not be committed: nothing was done; back to ``prior``."""
+
+    seq: int
+    prior: Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFailed(Happening):
+    """The database does not take rows."""
+
+    code: str
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRecovered(Happening):
+    """The database takes rows again and has caught up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsChanged(Happening):
+    """The registry after a change: all models, their sleep levels and first guesses."""
+
+    models: Mapping[ModelName, ModelSpec]
+    levels: Mapping[ModelName, tuple[int, ...]]
+    guesses: Mapping[ModelName, Footprint]
+    kinds: Mapping[ModelName, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complained(Happening):
+    """Something to show as degraded until ``code`` is cleared (empty message = cleared)."""
+
+    code: Code
+    message: str = ""
+    fix: str = ""

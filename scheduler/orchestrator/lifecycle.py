@@ -1,0 +1,313 @@
+"""What happens to one instance: starts, exits, sleeps, findings, deadlines, confirmations by measurement."""
+
+from dataclasses import replace
+
+from scheduler.domain.claims import Claim, even_claim
+from scheduler.domain.ids import CauseId, DeviceId, InstanceId, LaunchId
+from scheduler.domain.instance import (
+    GOAL_AWAKE,
+    Drained,
+    GroupLost,
+    HalfOpened,
+    Instance,
+    LaunchIntended,
+    Phase,
+    ProbedAsleep,
+    ProbedAwake,
+    ProbedLaunching,
+    ProbeLost,
+    Ready,
+    RetryDue,
+    SleepFailed,
+    StopIntended,
+    WakeFailed,
+    WakeIntended,
+    may,
+)
+from scheduler.domain.launch import LaunchEnd
+from scheduler.domain.reasons import Code, Reason
+from scheduler.domain.units import human_seconds
+from scheduler.orchestrator.context import Context, launch_id
+from scheduler.orchestrator.effects import EndLaunch, Find, Launch, Measure, SetVersion, Sleep, Stop, Wake, WatchIdle
+from scheduler.orchestrator.events import (
+    EngineExited,
+    EngineReady,
+    EngineRefused,
+    Found,
+    GroupEmpty,
+    SleepErrored,
+    SleepReturned,
+    WakeErrored,
+)
+from scheduler.orchestrator.measuring import remember
+
+#: Failures that mean "more memory than thought": the guess is raised before the next try.
+_OUT_OF_MEMORY = frozenset({Code.DEVICE_OOM, Code.HOST_OOM})
+
+
+# --- intents ----------------------------------------------------------------------------------------------------
+
+
+def launch(ctx: Context, iid: InstanceId, devices: tuple[DeviceId, ...], reason: Reason, cause: str) -> None:
+    """Start an engine process: claim first, then the launch record, then the process."""
+    state = ctx.state
+    instance = ctx.instance(iid)
+    spec = state.models[instance.model]
+    facts = state.facts_of(instance.model)
+    launch_id = LaunchId(state.next.launch)
+    state.next.launch += 1
+    kind = {Phase.BACKOFF: RetryDue, Phase.FAILED: HalfOpened}.get(instance.phase, LaunchIntended)
+    event = kind(
+        at_s=ctx.now_s,
+        cause=CauseId(cause),
+        reason=reason,
+        launch=launch_id,
+        devices=devices,
+        claim=even_claim(devices, facts.footprint.launch_bytes()),
+        deadline_s=ctx.now_s + spec.start_timeout_s,
+    )
+    if instance.phase is Phase.FAILED:
+        facts.half_open_at_s = ctx.now_s + state.policy.half_open_s
+    seq = ctx.transition(iid, event, intent=True)
+    live = state.live_of(iid)
+    live.peak_bytes = live.awake_bytes = 0
+    live.learned_run = live.served = live.inherited = live.slow = live.refused = False
+    live.emptied_at_s = live.exit_reason = live.returned_at_s = None
+    live.fingerprint = spec.fingerprint()
+    ctx.emit(Launch(instance=iid, launch=launch_id, seq=seq, devices=devices, footprint=facts.footprint))
+
+
+def wake(ctx: Context, iid: InstanceId, reason: Reason, cause: str) -> None:
+    """Wake a sleeper: claim the awake footprint first."""
+    instance = ctx.instance(iid)
+    footprint = ctx.state.facts_of(instance.model).footprint
+    level = instance.level or 1
+    claim = Claim({d: max(b, footprint.seated_bytes()) for d, b in instance.claim.device_bytes.items()}, instance.claim.host_bytes)
+    timeout = _patience(footprint.wake_seconds(level), ctx.state.policy.wake_timeout_s)
+    event = WakeIntended(at_s=ctx.now_s, cause=CauseId(cause), reason=reason, claim=claim, deadline_s=ctx.now_s + timeout + 1.0)
+    seq = ctx.transition(iid, event, intent=True)
+    ctx.emit(Wake(instance=iid, launch=launch_id(instance), seq=seq, level=level, timeout_s=timeout))
+
+
+def leave(ctx: Context, iid: InstanceId, reason: Reason) -> None:
+    """A drained instance goes where its goal says: asleep, or stopped."""
+    instance = ctx.instance(iid)
+    policy = ctx.state.policy
+    if instance.goal.phase is not Phase.ASLEEP or instance.goal.level is None:
+        seq = ctx.transition(iid, Drained(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + policy.term_grace_s), intent=True)
+        ctx.emit(Stop(instance=iid, launch=launch_id(instance), seq=seq, kill=False))
+        return
+    level = instance.goal.level
+    footprint = ctx.state.facts_of(instance.model).footprint
+    timeout = _patience(footprint.leave_seconds(level), policy.sleep_timeout_s)
+    host = max(instance.claim.host_bytes, 0 if _on_host(ctx, instance) else footprint.host_copy(level))
+    ctx.state.instances[iid] = replace(instance, claim=replace(instance.claim, host_bytes=host))
+    live = ctx.state.live_of(iid)
+    live.returned_at_s = live.returned_level = None
+    event = Drained(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + timeout + policy.sleep_settle_s)
+    seq = ctx.transition(iid, event, intent=True)
+    ctx.emit(Sleep(instance=iid, launch=launch_id(instance), seq=seq, level=level, timeout_s=timeout))
+
+
+def stop_now(ctx: Context, iid: InstanceId, reason: Reason, cause: str, *, kill: bool = False) -> None:
+    """Stop what is starting, asleep, waking or unknown, without a drain."""
+    instance = ctx.instance(iid)
+    wait = ctx.state.policy.kill_again_s if kill else ctx.state.policy.term_grace_s
+    event = StopIntended(at_s=ctx.now_s, cause=CauseId(cause), reason=reason, deadline_s=ctx.now_s + wait)
+    seq = ctx.transition(iid, event, intent=True)
+    ctx.emit(Stop(instance=iid, launch=launch_id(instance), seq=seq, kill=kill))
+
+
+# --- reports ----------------------------------------------------------------------------------------------------
+
+
+def on_ready(ctx: Context, event: EngineReady) -> None:
+    """A launch or a wake ended well."""
+    instance = ctx.instance(event.instance)
+    if not may(instance, Ready):
+        return
+    facts = ctx.state.facts_of(instance.model)
+    live = ctx.state.live_of(instance.id)
+    took = event.at_s - live.effect_at_s
+    if instance.phase is Phase.LAUNCHING:
+        facts.starts += 1
+        facts.learned = facts.learned.with_start(took)
+        ctx.emit(EndLaunch(end=LaunchEnd(launch=event.launch, at=ctx.state.wall, result="ready", duration_s=took)))
+    else:
+        facts.wakes += 1
+        facts.learned = facts.learned.with_wake(instance.level or 1, took)
+    if event.version:
+        ctx.emit(SetVersion(launch=event.launch, version=event.version))
+    claim = instance.claim if instance.phase is Phase.WAKING else _seated(ctx, instance)
+    verb = "started" if instance.phase is Phase.LAUNCHING else f"woke from level {instance.level}"
+    ctx.transition(instance.id, Ready(at_s=ctx.now_s, claim=claim))
+    live.slow = live.refused = False
+    remember(ctx, instance)
+    ctx.tell("ready", instance.model, f"{instance.model} {verb} in {human_seconds(took)}", seconds=round(took, 3))
+
+
+def on_exit(ctx: Context, event: EngineExited) -> None:
+    """The leader is gone (or never came): end what is left of its group and count the failure."""
+    instance = ctx.instance(event.instance)
+    live = ctx.state.live_of(instance.id)
+    if not may(instance, GroupLost):
+        return
+    started = instance.phase is Phase.LAUNCHING or instance.before is Phase.LAUNCHING
+    kind = (
+        "wake"
+        if instance.phase is Phase.WAKING
+        else "sleep"
+        if instance.phase is Phase.FALLING_ASLEEP
+        else "launch"
+        if started
+        else "crash"
+    )
+    live.exit_reason = event.reason
+    if started and event.reason.code in _OUT_OF_MEMORY:
+        _raise_guess(ctx, instance)
+    ctx.count_failure(instance.id, kind)
+    ctx.emit(
+        EndLaunch(
+            end=LaunchEnd(
+                launch=event.launch,
+                at=ctx.state.wall,
+                result="failed" if started else "lost",
+                exit_code=event.exit_code,
+                exit_signal=event.exit_signal,
+                reason=event.reason.code,
+                log_line=event.reason.log_line,
+                duration_s=event.at_s - live.effect_at_s,
+            )
+        )
+    )
+    _lost(ctx, instance, event.reason)
+
+
+def on_group_empty(ctx: Context, event: GroupEmpty) -> None:
+    """No process is left: now wait for its bytes to be seen free."""
+    live = ctx.state.live_of(event.instance)
+    if live.emptied_at_s is None:
+        live.emptied_at_s = event.at_s
+    ctx.emit(Measure(devices=ctx.instance(event.instance).devices))
+
+
+def on_sleep_returned(ctx: Context, event: SleepReturned) -> None:
+    """The engine says it sleeps: believe it when the bytes are seen free."""
+    instance = ctx.instance(event.instance)
+    if instance.phase is not Phase.FALLING_ASLEEP:
+        return
+    if event.level != instance.goal.level:
+        reason = Reason(
+            Code.SLEEP_FAILED,
+            f"asked for level {instance.goal.level}, the engine says level {event.level}",
+            "check the engine's version; the model is stopped instead",
+        )
+        fail_sleep(ctx, instance, reason)
+        return
+    live = ctx.state.live_of(instance.id)
+    live.returned_at_s, live.returned_level = event.at_s, event.level
+    ctx.set_deadline(instance.id, ctx.now_s + ctx.state.policy.sleep_settle_s)
+    ctx.emit(Measure(devices=instance.devices))
+
+
+def on_sleep_errored(ctx: Context, event: SleepErrored) -> None:
+    """The engine refused to sleep: stop it."""
+    instance = ctx.instance(event.instance)
+    if instance.phase is Phase.FALLING_ASLEEP:
+        fail_sleep(ctx, instance, event.reason)
+
+
+def fail_sleep(ctx: Context, instance: Instance, reason: Reason) -> None:
+    """Sleep did not work: stop the engine and remember it."""
+    ctx.count_failure(instance.id, "sleep")
+    deadline = ctx.now_s + ctx.state.policy.term_grace_s
+    seq = ctx.transition(instance.id, SleepFailed(at_s=ctx.now_s, reason=reason, deadline_s=deadline))
+    ctx.emit(Stop(instance=instance.id, launch=launch_id(instance), seq=seq, kill=False))
+    ctx.tell("sleep_failed", instance.model, reason.text)
+
+
+def on_wake_errored(ctx: Context, event: WakeErrored) -> None:
+    """The engine could not wake: look what it is doing now; its claim stays the awake footprint."""
+    instance = ctx.instance(event.instance)
+    if instance.phase is not Phase.WAKING:
+        return
+    ctx.count_failure(instance.id, "wake")
+    deadline = ctx.now_s + ctx.state.policy.probe_timeout_s
+    seq = ctx.transition(instance.id, WakeFailed(at_s=ctx.now_s, reason=event.reason, deadline_s=deadline))
+    ctx.emit(Find(instance=instance.id, launch=launch_id(instance), seq=seq, started_before=False))
+    ctx.tell("wake_failed", instance.model, event.reason.text)
+
+
+def on_refused(ctx: Context, event: EngineRefused) -> None:
+    """Alive, but nobody listens: find out."""
+    instance = ctx.instance(event.instance)
+    if not may(instance, ProbeLost):
+        return
+    reason = Reason(Code.ENGINE_LOST, f"{instance.model} does not accept connections although its process lives")
+    deadline = ctx.now_s + ctx.state.policy.probe_timeout_s
+    seq = ctx.transition(instance.id, ProbeLost(at_s=ctx.now_s, reason=reason, deadline_s=deadline))
+    ctx.emit(Find(instance=instance.id, launch=launch_id(instance), seq=seq, started_before=False))
+
+
+def on_found(ctx: Context, event: Found) -> None:
+    """A finding about an engine in phase unknown."""
+    instance = ctx.instance(event.instance)
+    if instance.phase is not Phase.UNKNOWN or event.state is None:
+        return
+    live = ctx.state.live_of(instance.id)
+    restarted = instance.reason.code is Code.RESTARTED
+    if event.state == "awake":
+        claim = instance.claim.at_least(ctx.state.measured_of(instance.id))
+        reason = Reason(Code.ADOPTED, "found serving after the daemon's restart") if restarted else instance.reason
+        seq = ctx.transition(instance.id, ProbedAwake(at_s=ctx.now_s, claim=claim, reason=reason))
+        live.slow = live.refused = False
+        live.inherited = restarted
+        if restarted:
+            ctx.emit(WatchIdle(instance=instance.id, launch=event.launch, seq=seq))
+            ctx.tell("adopted", instance.model, f"{instance.model} is adopted awake: its engine kept running")
+        ctx.state.instances[instance.id] = replace(ctx.instance(instance.id), goal=GOAL_AWAKE)
+    elif event.state == "asleep":
+        level = event.level or instance.level or instance.goal.level or 1
+        footprint = ctx.state.facts_of(instance.model).footprint
+        claim = Claim({d: footprint.residue(level) for d in instance.devices}, instance.claim.host_bytes)
+        reason = Reason(Code.ADOPTED, "found asleep after the daemon's restart") if restarted else instance.reason
+        raised = claim.at_least(ctx.state.measured_of(instance.id))
+        ctx.transition(instance.id, ProbedAsleep(at_s=ctx.now_s, level=level, claim=raised, reason=reason))
+        if ctx.instance(instance.id).failures.wake >= 2:
+            stop_now(ctx, instance.id, Reason(Code.WAKE_FAILED, "it could not be woken twice: started afresh"), "retry")
+    elif event.state == "launching" and instance.launch_deadline_s is not None:
+        ctx.transition(instance.id, ProbedLaunching(at_s=ctx.now_s))
+
+
+# --- small things -----------------------------------------------------------------------------------------------
+
+
+def _lost(ctx: Context, instance: Instance, reason: Reason) -> None:
+    event = GroupLost(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + ctx.state.policy.kill_again_s)
+    seq = ctx.transition(instance.id, event)
+    ctx.emit(Stop(instance=instance.id, launch=launch_id(instance), seq=seq, kill=True))
+
+
+def _seated(ctx: Context, instance: Instance) -> Claim:
+    footprint = ctx.state.facts_of(instance.model).footprint
+    claim = Claim({d: footprint.seated_bytes() for d in instance.devices}, instance.claim.host_bytes)
+    return claim.at_least(ctx.state.measured_of(instance.id))
+
+
+def _raise_guess(ctx: Context, instance: Instance) -> None:
+    """It ran out of memory while starting: plan with more at the next try."""
+    facts = ctx.state.facts_of(instance.model)
+    grown = int(max(facts.guess.awake_bytes, facts.footprint.awake_bytes) * 1.3)
+    facts.guess = replace(facts.guess, awake_bytes=grown, start_peak_bytes=max(grown, facts.guess.start_peak_bytes))
+    if facts.learned.awake_bytes:
+        facts.learned = facts.learned.with_run(grown, grown)
+        remember(ctx, instance)
+
+
+def _on_host(ctx: Context, instance: Instance) -> bool:
+    return all(ctx.state.devices[d].host_memory for d in instance.devices if d in ctx.state.devices)
+
+
+def _patience(expected_s: float, at_least_s: float) -> float:
+    """Time limit of a sleep or wake: generous, and longer for big models."""
+    return max(at_least_s, 4.0 * expected_s)

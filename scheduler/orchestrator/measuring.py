@@ -1,0 +1,146 @@
+"""What measurements do: confirm stops and sleeps, replace guesses, raise claims that are too small."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from scheduler.domain.claims import Claim
+from scheduler.domain.ids import DeviceId, holder_of
+from scheduler.domain.instance import (
+    GroupGone,
+    Instance,
+    Phase,
+    RetriesExhausted,
+    SleepConfirmed,
+)
+from scheduler.domain.launch import LaunchEnd
+from scheduler.domain.reasons import PERMANENT, Code, Reason
+from scheduler.domain.units import human_bytes, human_seconds
+from scheduler.orchestrator.context import Context, launch_id
+from scheduler.orchestrator.effects import EndLaunch, SaveLearned
+
+#: A confirmed sleeper may hold this much more than expected (scheduling.md section 1).
+RESIDUE_TOLERANCE = 1.2
+#: A new port each launch: the next try is right at once.
+_NO_FAULT = frozenset({Code.PORT_TAKEN})
+
+
+def confirm(ctx: Context, instance: Instance) -> None:
+    """Complete a stop or a sleep when samples that began after it show the bytes free."""
+    live = ctx.state.live_of(instance.id)
+    if instance.phase is Phase.STOPPING and live.emptied_at_s is not None:
+        bytes_now = measured_since(ctx, instance, live.emptied_at_s)
+        if bytes_now is not None and all(b == 0 for b in bytes_now.values()):
+            _gone(ctx, instance)
+    elif instance.phase is Phase.FALLING_ASLEEP and live.returned_at_s is not None:
+        bytes_now = measured_since(ctx, instance, live.returned_at_s)
+        level = live.returned_level or 1
+        footprint = ctx.state.facts_of(instance.model).footprint
+        limit = footprint.residue(level) * RESIDUE_TOLERANCE
+        if bytes_now is not None and all(b <= limit for b in bytes_now.values()):
+            _asleep(ctx, instance, level, bytes_now)
+
+
+def _asleep(ctx: Context, instance: Instance, level: int, bytes_now: Mapping[DeviceId, int]) -> None:
+    facts = ctx.state.facts_of(instance.model)
+    live = ctx.state.live_of(instance.id)
+    took = ctx.now_s - live.effect_at_s
+    freed = sum(instance.claim.device_bytes.values()) - sum(bytes_now.values())
+    facts.sleeps += 1
+    facts.learned = facts.learned.with_sleep(level, took, max(bytes_now.values(), default=0))
+    remember(ctx, instance)
+    claim = Claim({d: facts.footprint.residue(level) for d in instance.devices}, instance.claim.host_bytes).at_least(bytes_now)
+    ctx.transition(instance.id, SleepConfirmed(at_s=ctx.now_s, level=level, claim=claim))
+    ctx.tell("asleep", instance.model, f"slept {instance.model}: {human_bytes(freed)} freed in {human_seconds(took)}", level=level)
+
+
+def _gone(ctx: Context, instance: Instance) -> None:
+    """The group is gone and its bytes are free: stopped, or backing off when it failed and is wanted."""
+    live = ctx.state.live_of(instance.id)
+    facts = ctx.state.facts_of(instance.model)
+    failed = live.exit_reason
+    took = ctx.now_s - live.effect_at_s
+    freed = sum(instance.claim.device_bytes.values())
+    if failed is None:
+        facts.learned = facts.learned.with_stop(took)
+        remember(ctx, instance)
+        end = LaunchEnd(launch=launch_id(instance), at=ctx.state.wall, result="stopped", reason=instance.reason.code)
+        ctx.emit(EndLaunch(end=end))
+    delay = _retry_delay(ctx, instance, failed)
+    ctx.transition(instance.id, GroupGone(at_s=ctx.now_s, retry_at_s=None if delay is None else ctx.now_s + delay))
+    ctx.state.live[instance.id] = type(live)()
+    if failed is not None and _exhausted(ctx, instance, failed):
+        facts.half_open_at_s = ctx.now_s + ctx.state.policy.half_open_s
+        ctx.transition(instance.id, RetriesExhausted(at_s=ctx.now_s, reason=failed))
+        ctx.tell("model_failed", instance.model, f"{instance.model} failed: {failed.text}", code=failed.code.value)
+    elif failed is None:
+        ctx.tell("stopped", instance.model, f"stopped {instance.model}: {human_bytes(freed)} freed in {human_seconds(took)}")
+    else:
+        ctx.tell("engine_failed", instance.model, f"{instance.model}: {failed.text}", code=failed.code.value)
+
+
+def _retry_delay(ctx: Context, instance: Instance, failed: Reason | None) -> float | None:
+    """Seconds to back off: none for a voluntary stop, a first crash, or when the failure was not its own."""
+    if failed is None:
+        return None
+    if _exhausted(ctx, instance, failed):
+        return 0.0
+    count = instance.failures.total
+    if failed.code is Code.CRASHED and instance.failures.launch == 0 and count <= 1:
+        return None
+    return 0.0 if failed.code in _NO_FAULT else min(60.0, 2.0 ** (count - 1))
+
+
+def _exhausted(ctx: Context, instance: Instance, failed: Reason) -> bool:
+    policy = ctx.state.policy
+    if failed.code in PERMANENT and instance.failures.launch > 0:
+        return True
+    return instance.failures.launch >= policy.max_launch_failures or instance.failures.crash >= policy.max_crashes
+
+
+def learn(ctx: Context, instance: Instance) -> None:
+    """Keep what a sample says about an instance; raise a claim that is too small, settle one that was a guess."""
+    live = ctx.state.live_of(instance.id)
+    live.measured = ctx.state.measured_of(instance.id)
+    most = max((b for d, b in live.measured.items() if d in instance.devices), default=0)
+    if instance.phase is Phase.LAUNCHING:
+        live.peak_bytes = max(live.peak_bytes, most)
+    elif instance.phase in (Phase.AWAKE, Phase.DRAINING) and measured_since(ctx, instance, instance.since_s) is not None:
+        _learn_awake(ctx, instance, most)
+    current = ctx.instance(instance.id)
+    raised = current.claim.at_least(live.measured)
+    if raised is not current.claim and current.has_process:
+        ctx.set_claim(current.id, raised)
+
+
+def _learn_awake(ctx: Context, instance: Instance, most: int) -> None:
+    """The first sample of a run replaces the guess; later ones only raise it."""
+    live = ctx.state.live_of(instance.id)
+    facts = ctx.state.facts_of(instance.model)
+    if most <= live.awake_bytes:
+        return
+    live.awake_bytes = most
+    facts.learned = facts.learned.with_more(most) if live.learned_run else facts.learned.with_run(most, live.peak_bytes)
+    live.learned_run = True
+    remember(ctx, instance)
+    seated = Claim({d: facts.footprint.seated_bytes() for d in instance.devices}, instance.claim.host_bytes)
+    if seated != instance.claim:
+        ctx.set_claim(instance.id, seated.at_least(live.measured))
+
+
+def measured_since(ctx: Context, instance: Instance, since_s: float) -> dict[DeviceId, int] | None:
+    """Bytes on each of its devices, from samples that began at ``since_s`` or later; None while one is missing."""
+    found = {}
+    for device in instance.devices:
+        sample = ctx.state.samples.get(device)
+        if sample is None or sample.started_at_s < since_s or holder_of(instance.id) not in sample.own:
+            return None
+        found[device] = sample.own[holder_of(instance.id)]
+    return found
+
+
+def remember(ctx: Context, instance: Instance) -> None:
+    """Keep what was learned for the next start, and for the next daemon."""
+    facts = ctx.state.facts_of(instance.model)
+    kinds = [ctx.state.devices[d].kind for d in instance.devices if d in ctx.state.devices]
+    facts.learned = replace(facts.learned, fingerprint=ctx.state.live_of(instance.id).fingerprint)
+    ctx.emit(SaveLearned(model=instance.model, device_kind=kinds[0] if kinds else "", learned=facts.learned))

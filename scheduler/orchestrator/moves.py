@@ -1,0 +1,233 @@
+"""Moves: opened by a decision, advanced on every pass, closed when every step is at its goal or cannot get there.
+
+Level-triggered: ``advance`` looks at where each instance is, never at what was sent before.
+"""
+
+from dataclasses import replace
+
+from scheduler.domain.ids import ActionId, CauseId, DeviceId, InstanceId, ModelName, MoveId
+from scheduler.domain.instance import (
+    GOAL_AWAKE,
+    DrainCancelled,
+    DrainIntended,
+    Forced,
+    Goal,
+    Phase,
+)
+from scheduler.domain.plan import Move, MoveState, Step, StepKind
+from scheduler.domain.reasons import Code, Reason
+from scheduler.domain.units import human_seconds
+from scheduler.orchestrator import lifecycle
+from scheduler.orchestrator.context import Context
+from scheduler.orchestrator.effects import CutLeases, FinishAction, Measure, SaveMove, Stop
+from scheduler.orchestrator.view import picture, target
+from scheduler.planner.feasible import admits_growth, gap_on
+
+#: How long a forced drain waits for the relay to write its error events before the engine is touched.
+FORCE_GRACE_S = 2.0
+#: How long a grow waits for measured room after all shrinks are through, before the move is given up with an alarm.
+SETTLE_S = 10.0
+
+
+def open_move(
+    ctx: Context,
+    *,
+    steps: tuple[Step, ...],
+    devices: frozenset[DeviceId],
+    cause: CauseId,
+    reason: Reason,
+    beneficiary: ModelName | None = None,
+    force: bool = False,
+    action: ActionId | None = None,
+) -> Move:
+    """Open a move; it owns its devices from now on."""
+    move = Move(
+        id=MoveId(ctx.state.next.move),
+        devices=devices,
+        steps=steps,
+        cause=cause,
+        created_s=ctx.now_s,
+        beneficiary=beneficiary,
+        force=force,
+        action=action,
+        reason=reason,
+    )
+    ctx.state.next.move += 1
+    ctx.state.moves[move.id] = move
+    ctx.emit(SaveMove(move=move))
+    return move
+
+
+def advance(ctx: Context) -> bool:
+    """Push every open move as far as it goes now; True when one of them ended."""
+    ended = False
+    for move in list(ctx.state.moves.values()):
+        ended |= _advance_one(ctx, move)
+    return ended
+
+
+def _advance_one(ctx: Context, move: Move) -> bool:
+    shrinks = [s for s in move.steps if s.kind is StepKind.SHRINK]
+    grows = [s for s in move.steps if s.kind is StepKind.GROW]
+    if _abandoned(ctx, move):
+        return _wind_up(ctx, move, shrinks, grows)
+    arrived = [_shrink(ctx, move, step) for step in shrinks]  # all of them, side by side
+    if not all(arrived):
+        return False
+    for step in grows:
+        verdict = _grow(ctx, move, step)
+        if verdict is None:
+            return False
+        if verdict is not MoveState.DONE:
+            return close(ctx, move, verdict)
+    return close(ctx, move, MoveState.DONE)
+
+
+def close(ctx: Context, move: Move, state: MoveState, message: str = "") -> bool:
+    """End a move and tell the operator's action behind it."""
+    ended = replace(move, state=state)
+    ctx.state.moves.pop(move.id, None)
+    ctx.state.settle_until.pop(move.id, None)
+    ctx.state.begun.discard(move.id)
+    ctx.emit(SaveMove(move=ended))
+    if move.action is not None:
+        ok = state is MoveState.DONE
+        text = message or _outcome(ctx, move)
+        code = "" if ok else ctx.instance(move.steps[-1].instance).reason.code.value
+        ctx.emit(FinishAction(action=move.action, ok=ok, code=code, message=text))
+    return True
+
+
+def _outcome(ctx: Context, move: Move) -> str:
+    last = ctx.instance(move.steps[-1].instance)
+    took = human_seconds(ctx.now_s - move.created_s)
+    if last.phase in (Phase.BACKOFF, Phase.FAILED):
+        return f"{last.model} is {last.phase.value}: {last.reason.text}"
+    return f"{last.model} is {last.phase.value} after {took}"
+
+
+# --- shrinking --------------------------------------------------------------------------------------------------
+
+
+def _shrink(ctx: Context, move: Move, step: Step) -> bool:
+    """Bring a victim closer to its goal; True when it is there (or further away than asked)."""
+    instance = ctx.instance(step.instance)
+    match instance.phase:
+        case Phase.STOPPED | Phase.BACKOFF | Phase.FAILED:
+            return True
+        case Phase.ASLEEP:
+            if step.goal.phase is Phase.ASLEEP:
+                return True
+            lifecycle.stop_now(ctx, instance.id, move.reason, move.cause)
+            return False
+        case Phase.AWAKE:
+            _begin_drain(ctx, move, step)
+            return _shrink(ctx, move, step)
+        case Phase.DRAINING:
+            if not ctx.state.busy(instance.id):
+                lifecycle.leave(ctx, instance.id, move.reason)
+            elif move.force and instance.deadline_s is not None and ctx.now_s >= instance.deadline_s:
+                _force(ctx, instance.id, move)
+            return False
+        case _:
+            return False
+
+
+def _begin_drain(ctx: Context, move: Move, step: Step) -> None:
+    model = ctx.instance(step.instance).model
+    spec = ctx.state.models.get(model)
+    patience = FORCE_GRACE_S if move.force else (spec.drain_timeout_s if spec is not None else 600.0)
+    event = DrainIntended(at_s=ctx.now_s, cause=move.cause, reason=move.reason, goal=step.goal, deadline_s=ctx.now_s + patience)
+    ctx.transition(step.instance, event)
+    leases = tuple(sorted(ctx.state.live_of(step.instance).leases))
+    if move.force and leases:
+        ctx.emit(CutLeases(leases=leases, cause=move.reason.text))
+    if leases:
+        ctx.tell("draining", model, f"{model} takes no new requests; {len(leases)} in flight will be finished", cause=move.reason.text)
+
+
+def _force(ctx: Context, iid: InstanceId, move: Move) -> None:
+    instance = ctx.instance(iid)
+    deadline = ctx.now_s + ctx.state.policy.term_grace_s
+    seq = ctx.transition(iid, Forced(at_s=ctx.now_s, reason=move.reason, cause=move.cause, deadline_s=deadline), intent=True)
+    if instance.launch is not None:
+        ctx.emit(Stop(instance=iid, launch=instance.launch, seq=seq, kill=False))
+
+
+# --- growing ----------------------------------------------------------------------------------------------------
+
+
+def _grow(ctx: Context, move: Move, step: Step) -> MoveState | None:
+    """Bring the beneficiary awake; None = under way."""
+    instance = ctx.instance(step.instance)
+    match instance.phase:
+        case Phase.AWAKE:
+            return MoveState.DONE
+        case Phase.STOPPED | Phase.BACKOFF | Phase.FAILED | Phase.ASLEEP if move.id in ctx.state.begun:
+            return MoveState.FAILED  # it was tried: what to do next is a new decision
+        case Phase.STOPPED | Phase.BACKOFF | Phase.FAILED | Phase.ASLEEP:
+            return _admit(ctx, move, step)
+        case _:
+            return None
+
+
+def _admit(ctx: Context, move: Move, step: Step) -> MoveState | None:
+    """Both admission tests on fresh measurements, then the intent; waits a while for bytes that are not seen free yet."""
+    instance = ctx.instance(step.instance)
+    if instance.model not in ctx.state.models or not ctx.state.store_ok:
+        return MoveState.FAILED
+    now = picture(ctx.state)
+    goal = target(ctx.state, instance.model)
+    devices = instance.devices if instance.phase is Phase.ASLEEP else step.devices
+    if admits_growth(now, devices) and all(gap_on(now, goal, d).closed for d in devices):
+        if instance.phase is Phase.ASLEEP:
+            lifecycle.wake(ctx, instance.id, move.reason, move.cause)
+        else:
+            lifecycle.launch(ctx, instance.id, devices, move.reason, move.cause)
+        ctx.state.begun.add(move.id)
+        return None
+    until = ctx.state.settle_until.setdefault(move.id, ctx.now_s + SETTLE_S)
+    if ctx.now_s < until:
+        ctx.emit(Measure(devices=devices))
+        return None
+    ctx.tell("memory_not_freed", instance.model, f"not started: the room for {instance.model} was not seen free within {SETTLE_S:.0f} s")
+    ctx.state.blocked_until[instance.model] = ctx.now_s + 1.0
+    return MoveState.FAILED
+
+
+# --- giving up --------------------------------------------------------------------------------------------------
+
+
+def _abandoned(ctx: Context, move: Move) -> bool:
+    """Whether the demand behind a move is gone before its grow began."""
+    if move.beneficiary is None or ctx.state.wanted(move.beneficiary):
+        return False
+    spec = ctx.state.models.get(move.beneficiary)
+    return spec is None or not spec.always_awake
+
+
+def _wind_up(ctx: Context, move: Move, shrinks: list[Step], grows: list[Step]) -> bool:
+    """Take back drains; let what is under way finish; begin nothing new."""
+    busy = False
+    for step in shrinks:
+        instance = ctx.instance(step.instance)
+        if instance.phase is Phase.DRAINING:
+            reason = Reason(Code.DRAIN_CANCELLED, f"nobody waits for {move.beneficiary} any more")
+            ctx.transition(instance.id, DrainCancelled(at_s=ctx.now_s, reason=reason))
+        busy |= ctx.instance(step.instance).phase in (Phase.STOPPING, Phase.FALLING_ASLEEP, Phase.UNKNOWN)
+    for step in grows:
+        busy |= ctx.instance(step.instance).phase in (Phase.LAUNCHING, Phase.WAKING, Phase.STOPPING, Phase.UNKNOWN)
+    if busy:
+        return False
+    grown = any(ctx.instance(s.instance).phase is Phase.AWAKE for s in grows)
+    return close(ctx, move, MoveState.DONE if grown else MoveState.CANCELLED)
+
+
+def shrink_step(iid: InstanceId, goal: Goal) -> Step:
+    """Put an instance away."""
+    return Step(instance=iid, goal=goal, kind=StepKind.SHRINK)
+
+
+def grow_step(iid: InstanceId, devices: tuple[DeviceId, ...]) -> Step:
+    """Bring an instance awake on ``devices``."""
+    return Step(instance=iid, goal=GOAL_AWAKE, kind=StepKind.GROW, devices=devices)

@@ -1,0 +1,271 @@
+"""Demand meets seats: grants, refusals, and the next move (scheduling.md section 4, as a numbered tree).
+
+1 unknown model: 404.  2 over its queue bound: 429.  3 awake and not gated: grant.  4 coming: join.
+5 can never fit: 507 at once.  6 placement and victims together, proven sufficient: open a move.  7 else hold, with a reason.
+"""
+
+from dataclasses import replace
+
+from scheduler.domain.errors import HotseatError, NotFound, Permanent, Temporary
+from scheduler.domain.ids import CauseId, HoldId, LeaseId, ModelName, instance_id
+from scheduler.domain.instance import GoalChanged, Instance, Phase
+from scheduler.domain.lease import Hold, Lease
+from scheduler.domain.reasons import Code, Reason
+from scheduler.domain.units import human_bytes, human_seconds
+from scheduler.orchestrator import moves
+from scheduler.orchestrator.context import Context
+from scheduler.orchestrator.effects import FinishAction, GrantLease
+from scheduler.orchestrator.estimates import eta_seconds, retry_after
+from scheduler.orchestrator.events import LeaseRequested
+from scheduler.orchestrator.view import enter_seconds, picture, target
+from scheduler.planner.evict import Fits, Never, evict
+from scheduler.planner.turns import order_holds, order_models
+
+#: Phases in which a model is on its way, or will be decided about shortly: a request joins it.
+_COMING = frozenset({Phase.LAUNCHING, Phase.WAKING, Phase.UNKNOWN})
+_LEAVING = frozenset({Phase.DRAINING, Phase.FALLING_ASLEEP, Phase.STOPPING})
+
+
+def on_requested(ctx: Context, event: LeaseRequested) -> None:
+    """Steps 1 and 2; the rest of the tree runs for all holds after every event."""
+    state, hold = ctx.state, event.hold
+    spec = state.models.get(hold.model)
+    state.holds[hold.id] = hold
+    if spec is None:
+        ctx.refuse(hold.id, NotFound(f"no model named {hold.model!r}", code="model_not_found", fix="see `hotseat models ls`"))
+    elif not spec.enabled and hold.action is None:
+        ctx.refuse(hold.id, Permanent(f"{hold.model} is disabled", code="model_disabled", fix=f"hotseat enable {hold.model}"))
+    elif hold.action is None and len(state.holds_of(hold.model)) > spec.max_queued:
+        wait = retry_after(state, hold.model)
+        text = f"{spec.max_queued} requests already wait for {hold.model}"
+        ctx.refuse(hold.id, Temporary(text, code="queue_full", retry_after_s=wait, fix="retry later, or raise max_queued"))
+
+
+def grant(ctx: Context) -> None:
+    """Step 3: leases for everybody whose model is awake and not gated."""
+    for model in {h.model: None for h in ctx.state.holds.values()}:
+        instance = ctx.state.instances.get(instance_id(model))
+        if instance is None or instance.phase is not Phase.AWAKE:
+            continue
+        live = ctx.state.live_of(instance.id)
+        if live.slow or live.refused or (ctx.state.move_of(instance.id) is not None and _is_leaving(ctx, instance)):
+            continue
+        for hold in order_holds(ctx.state.holds_of(model)):
+            if not _grant_one(ctx, instance, hold):
+                break
+
+
+def _is_leaving(ctx: Context, instance: Instance) -> bool:
+    move = ctx.state.move_of(instance.id)
+    return move is not None and any(s.instance == instance.id and s.goal.phase is not Phase.AWAKE for s in move.steps)
+
+
+def _grant_one(ctx: Context, instance: Instance, hold: Hold) -> bool:
+    """Grant one hold; False when the instance is full."""
+    state = ctx.state
+    spec = state.models.get(hold.model)
+    live = state.live_of(instance.id)
+    if hold.action is not None:
+        del state.holds[hold.id]
+        text = f"{hold.model} is awake after {human_seconds(ctx.now_s - hold.arrived_s)}"
+        ctx.emit(FinishAction(action=hold.action, ok=True, code="", message=text))
+        return True
+    if spec is not None and spec.max_concurrent is not None and len(live.leases) >= spec.max_concurrent:
+        state.hold_reasons[hold.model] = Reason(Code.WAITING_TURN, f"{len(live.leases)} requests run, the limit of {hold.model}")
+        return False
+    if instance.launch is None:
+        return False
+    del state.holds[hold.id]
+    lease = Lease(
+        id=LeaseId(state.next.lease),
+        hold=hold.id,
+        model=hold.model,
+        instance=instance.id,
+        granted_s=ctx.now_s,
+        waited_s=ctx.now_s - hold.arrived_s,
+        woke=instance.since_s > hold.arrived_s,
+        model_class=hold.model_class,
+        principal=hold.principal,
+    )
+    state.next.lease += 1
+    state.leases[lease.id] = lease
+    live.leases.add(lease.id)
+    facts = state.facts_of(hold.model)
+    facts.requests += 1
+    facts.cold_hits += lease.woke
+    facts.last_used_s, facts.last_used_wall = ctx.now_s, state.wall
+    facts.turn_kept_until_s = 0.0
+    ctx.emit(GrantLease(hold=hold.id, lease=lease, launch=instance.launch))
+    return True
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------
+
+
+def refuse(ctx: Context) -> None:
+    """End the holds that cannot be served any more, each with its cause in words."""
+    for hold in list(ctx.state.holds.values()):
+        error = _verdict(ctx, hold)
+        if error is not None:
+            ctx.refuse(hold.id, error)
+
+
+def _verdict(ctx: Context, hold: Hold) -> HotseatError | None:
+    state = ctx.state
+    if hold.model not in state.models:
+        return NotFound(f"{hold.model} was removed from the configuration", code="model_not_found")
+    instance = state.instances.get(instance_id(hold.model)) or Instance(id=instance_id(hold.model))
+    if instance.phase is Phase.FAILED and not _half_open(ctx, instance):
+        return Permanent(f"{hold.model} failed: {instance.reason.text}", code="model_failed", fix=instance.reason.fix)
+    if not state.store_ok and instance.phase not in (Phase.AWAKE, Phase.LAUNCHING, Phase.WAKING):
+        message, fix, _ = state.degraded.get("store", ("the database does not take rows", "", 0.0))
+        text = f"{hold.model} is {instance.phase.value} and cannot be started: {message}"
+        return Temporary(text, code="store_unavailable", retry_after_s=10.0, fix=fix)
+    if instance.phase is Phase.BACKOFF and instance.retry_at_s is not None and instance.retry_at_s >= hold.deadline_s:
+        wait = max(1.0, instance.retry_at_s - ctx.now_s)
+        text = f"{hold.model} failed to start ({instance.reason.text}); next try in {human_seconds(wait)}"
+        return Temporary(text, code="model_backoff", retry_after_s=min(120.0, wait), fix=instance.reason.fix)
+    if ctx.now_s >= hold.deadline_s:
+        return _timed_out(ctx, hold, instance)
+    return None
+
+
+def _timed_out(ctx: Context, hold: Hold, instance: Instance) -> HotseatError | None:
+    """The deadline has passed: a cold start under way extends it up to the caller's patience; else the turn is kept."""
+    state = ctx.state
+    if instance.phase is Phase.LAUNCHING and hold.limit_s > ctx.now_s and instance.launch_deadline_s is not None:
+        extended = min(hold.limit_s, instance.launch_deadline_s + 1.0)
+        if extended > ctx.now_s:
+            state.holds[hold.id] = replace(hold, deadline_s=extended)
+            return None
+    wait = retry_after(state, hold.model)
+    facts = state.facts_of(hold.model)
+    facts.turn_kept_until_s = max(facts.turn_kept_until_s, ctx.now_s + wait + state.policy.keep_turn_s)
+    why = state.hold_reasons.get(hold.model)
+    cause = f": {why.text}" if why is not None and why.text else f": it is {instance.phase.value.replace('_', ' ')}"
+    text = f"waited {human_seconds(ctx.now_s - hold.arrived_s)} for {hold.model}{cause}"
+    return Temporary(text, code="wait_timeout", retry_after_s=wait, fix="retry: its turn is kept; or raise max_wait")
+
+
+def refuse_hopeless(ctx: Context) -> None:
+    """A wait that is longer than the caller's patience is refused at once, but the demand is recorded and the start goes on."""
+    for hold in list(ctx.state.holds.values()):
+        eta = eta_seconds(ctx.state, hold)
+        if eta is None or hold.action is not None or ctx.now_s + eta <= hold.limit_s:
+            continue
+        wait = min(120.0, max(1.0, eta))
+        facts = ctx.state.facts_of(hold.model)
+        facts.turn_kept_until_s = max(facts.turn_kept_until_s, ctx.now_s + wait + ctx.state.policy.keep_turn_s)
+        left = human_seconds(hold.limit_s - ctx.now_s)
+        text = f"{hold.model} needs about {human_seconds(eta)}, the caller waits {left} more; the start goes on"
+        ctx.refuse(hold.id, Temporary(text, code="model_starting", retry_after_s=wait, fix="retry after the given time"))
+
+
+# --- the next move ----------------------------------------------------------------------------------------------
+
+
+def start_moves(ctx: Context) -> bool:
+    """Steps 4 to 7 for every model that is wanted; True when a move was opened."""
+    state = ctx.state
+    opened = False
+    state.blocked_until = {m: t for m, t in state.blocked_until.items() if t > ctx.now_s}
+    for model in _wanted_in_order(ctx):
+        iid = instance_id(model)
+        instance = ctx.instance(iid)
+        if instance.phase is Phase.AWAKE:
+            continue
+        if state.move_of(iid) is not None or instance.phase in _COMING:
+            state.hold_reasons[model] = Reason(Code.WAITING_START, f"{model} is {instance.phase.value.replace('_', ' ')}")
+            continue
+        if instance.phase in _LEAVING:
+            state.hold_reasons[model] = Reason(Code.WAITING_MOVE, f"{model} is {instance.phase.value.replace('_', ' ')} first")
+            continue
+        if not _may_start(ctx, instance):
+            continue
+        opened |= _react(ctx, model)
+    return opened
+
+
+def _wanted_in_order(ctx: Context) -> list[ModelName]:
+    state = ctx.state
+    waiting: dict[ModelName, list[Hold]] = {}
+    for hold in state.holds.values():
+        waiting.setdefault(hold.model, []).append(hold)
+    first = order_models(waiting, {m: enter_seconds(state, m) for m in waiting})
+    kept = [m for m, f in state.facts.items() if m not in waiting and f.turn_kept_until_s > ctx.now_s and m in state.models]
+    always = [m for m, s in state.models.items() if s.always_awake and s.enabled and m not in waiting and m not in kept]
+    return first + kept + always
+
+
+def _may_start(ctx: Context, instance: Instance) -> bool:
+    if not ctx.state.store_ok or instance.model in ctx.state.blocked_until:
+        return False
+    if instance.phase is Phase.BACKOFF:
+        due = instance.retry_at_s is None or ctx.now_s >= instance.retry_at_s
+        if not due:
+            text = f"{instance.reason.text}; next try in {human_seconds((instance.retry_at_s or 0.0) - ctx.now_s)}"
+            ctx.state.hold_reasons[instance.model] = Reason(Code.WAITING_RETRY, text)
+        return due
+    return instance.phase is not Phase.FAILED or _half_open(ctx, instance)
+
+
+def _half_open(ctx: Context, instance: Instance) -> bool:
+    due = ctx.state.facts_of(instance.model).half_open_at_s
+    return due is None or ctx.now_s >= due
+
+
+def _react(ctx: Context, model: ModelName) -> bool:
+    state = ctx.state
+    verdict = evict(picture(state, model), target(state, model))
+    if isinstance(verdict, Fits):
+        _open(ctx, model, verdict)
+        return True
+    if isinstance(verdict, Never):
+        for hold in state.holds_of(model):
+            ctx.refuse(hold.id, Permanent(verdict.reason.text, code="does_not_fit", fix=verdict.reason.fix))
+        state.hold_reasons[model] = verdict.reason
+        return False
+    state.hold_reasons[model] = verdict.reason
+    if verdict.retry_at_s is not None:
+        state.blocked_until[model] = verdict.retry_at_s
+    return False
+
+
+def _open(ctx: Context, model: ModelName, fits: Fits) -> None:
+    state = ctx.state
+    holds = order_holds(state.holds_of(model))
+    by_hold = bool(holds) or state.facts_of(model).turn_kept_until_s > ctx.now_s
+    cause = CauseId(f"hold:{holds[0].id}" if holds else "plan" if not by_hold else "turn")
+    if holds and holds[0].action is not None:
+        cause = CauseId(f"action:{holds[0].action}")
+    away = ", ".join(f"{leave.seat.model} to {leave.exit.goal}" for leave in fits.leaves)
+    freed = sum(sum(leave.exit.claim_freed.values()) for leave in fits.leaves)
+    code = Code.REQUESTED if by_hold else Code.ALWAYS
+    why = f"{len(holds)} waiting" if by_hold else "configured awake: always"
+    text = f"{model} on {', '.join(fits.devices)}: {why}" + (f"; puts away {away} ({human_bytes(freed)})" if away else "")
+    steps = tuple(moves.shrink_step(leave.seat.instance, leave.exit.goal) for leave in fits.leaves)
+    devices = frozenset(fits.devices) | {d for leave in fits.leaves for d in leave.seat.devices}
+    moves.open_move(
+        ctx,
+        steps=(*steps, moves.grow_step(instance_id(model), fits.devices)),
+        devices=devices,
+        cause=cause,
+        reason=Reason(code, text),
+        beneficiary=model,
+    )
+    ctx.tell("move", model, text, cause=cause)
+
+
+def release_backoff(ctx: Context) -> None:
+    """A back-off that is over and that nobody waits for ends as stopped."""
+    for instance in list(ctx.state.instances.values()):
+        if instance.phase is not Phase.BACKOFF or (instance.retry_at_s or 0.0) > ctx.now_s:
+            continue
+        spec = ctx.state.models.get(instance.model)
+        if not ctx.state.wanted(instance.model) and (spec is None or not spec.always_awake) and ctx.state.move_of(instance.id) is None:
+            ctx.transition(instance.id, GoalChanged(at_s=ctx.now_s))
+
+
+def cancel(ctx: Context, hold: HoldId) -> None:
+    """A client went away before its turn: no wake for it."""
+    ctx.state.holds.pop(hold, None)

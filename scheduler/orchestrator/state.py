@@ -1,0 +1,203 @@
+"""All that the scheduler knows, in one place, written by the reducer only."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from scheduler.domain.claims import Footprint
+from scheduler.domain.device import DeviceInfo, DeviceSample
+from scheduler.domain.ids import ActionId, CauseId, DeviceId, HoldId, InstanceId, LaunchId, LeaseId, ModelName, MoveId, holder_of
+from scheduler.domain.instance import Goal, Instance, Phase
+from scheduler.domain.learned import Learned, combine
+from scheduler.domain.lease import Hold, Lease
+from scheduler.domain.model import ModelSpec
+from scheduler.domain.plan import Move
+from scheduler.domain.reasons import Reason
+from scheduler.domain.units import GIB
+
+STALE_PERIODS = 3  # a sample older than this many sampling periods is no evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Numbers of the configuration that decisions need; seconds."""
+
+    turn_factor: float = 4.0
+    auto_max_wait_s: float = 120.0
+    sample_period_s: float = 1.0
+    term_grace_s: float = 10.0  # TERM to KILL
+    kill_again_s: float = 5.0
+    sleep_timeout_s: float = 60.0
+    sleep_settle_s: float = 10.0  # from "asleep" said to bytes seen free
+    wake_timeout_s: float = 60.0
+    probe_timeout_s: float = 30.0
+    stop_settle_s: float = 10.0  # from an empty group to bytes seen free, before the alarm
+    max_launch_failures: int = 3
+    max_crashes: int = 5
+    half_open_s: float = 900.0
+    keep_turn_s: float = 30.0
+    batch_grace_s: float = 5.0
+
+
+@dataclass(slots=True)
+class Live:
+    """What is known of an instance only while the daemon lives; lost in a crash and found out again."""
+
+    leases: set[LeaseId] = field(default_factory=set)
+    inherited: bool = False  # adopted: the old daemon's requests may still run inside
+    slow: bool = False
+    refused: bool = False
+    emptied_at_s: float | None = None  # its process group was seen empty
+    returned_at_s: float | None = None  # the engine said it sleeps
+    returned_level: int | None = None
+    effect_at_s: float = 0.0  # when the transition in progress began
+    measured: dict[DeviceId, int] = field(default_factory=dict)
+    peak_bytes: int = 0  # most seen during the start in progress
+    awake_bytes: int = 0  # most seen while awake in this run
+    learned_run: bool = False
+    exit_reason: Reason | None = None
+    fingerprint: str = ""  # of the spec its process was started with
+    served: bool = False  # it answered at least one request since it became awake
+    alarmed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """An operator's or the scheduler's wish about an instance that no request stands behind."""
+
+    goal: Goal
+    cause: CauseId
+    reason: Reason
+    force: bool = False
+    action: ActionId | None = None
+    restart: bool = False
+
+
+@dataclass(slots=True)
+class ModelFacts:
+    """What is remembered per model besides its definition."""
+
+    levels: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()  # kinds of device its engine runs on, preferred first
+    guess: Footprint = field(default_factory=lambda: Footprint(awake_bytes=GIB))
+    learned: Learned = field(default_factory=Learned)
+    last_used_s: float | None = None
+    last_used_wall: float | None = None
+    service_s: float = 2.0  # exponential mean of lease durations
+    turn_kept_until_s: float = 0.0  # a waiter timed out: its turn is kept for the retry
+    half_open_at_s: float | None = None
+    wakes: int = 0
+    sleeps: int = 0
+    starts: int = 0
+    cold_hits: int = 0
+    requests: int = 0
+
+    @property
+    def footprint(self) -> Footprint:
+        """The footprint to plan with."""
+        return combine(self.guess, self.learned)
+
+    def usable_levels(self) -> tuple[int, ...]:
+        """Levels that may be tried: those the engine has, less those that freed nothing."""
+        return tuple(level for level in self.levels if level not in self.learned.denied_levels)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Next ids; seeded from the journal at start."""
+
+    seq: int = 1
+    launch: int = 1
+    lease: int = 1
+    move: int = 1
+    hold: int = 1
+
+
+@dataclass(slots=True)
+class State:
+    """The scheduling state. ``now_s`` and ``wall`` are set by ``reduce`` before anything else."""
+
+    policy: Policy = field(default_factory=Policy)
+    now_s: float = 0.0
+    wall: float = 0.0
+    models: dict[ModelName, ModelSpec] = field(default_factory=dict)
+    facts: dict[ModelName, ModelFacts] = field(default_factory=dict)
+    devices: dict[DeviceId, DeviceInfo] = field(default_factory=dict)
+    samples: dict[DeviceId, DeviceSample] = field(default_factory=dict)
+    host_limit_bytes: int = 0
+    instances: dict[InstanceId, Instance] = field(default_factory=dict)
+    live: dict[InstanceId, Live] = field(default_factory=dict)
+    holds: dict[HoldId, Hold] = field(default_factory=dict)
+    hold_reasons: dict[ModelName, Reason] = field(default_factory=dict)
+    blocked_until: dict[ModelName, float] = field(default_factory=dict)
+    leases: dict[LeaseId, Lease] = field(default_factory=dict)
+    moves: dict[MoveId, Move] = field(default_factory=dict)
+    wishes: dict[InstanceId, Wish] = field(default_factory=dict)
+    degraded: dict[str, tuple[str, str, float]] = field(default_factory=dict)  # code -> (message, fix, since wall)
+    store_ok: bool = True
+    last_seq: dict[InstanceId, int] = field(default_factory=dict)
+    settle_until: dict[MoveId, float] = field(default_factory=dict)  # a grow waits for bytes to be seen free
+    begun: set[MoveId] = field(default_factory=set)  # moves whose grow was tried
+    next: Counters = field(default_factory=Counters)
+
+    def holds_of(self, model: ModelName) -> list[Hold]:
+        """All holds of a model, in arrival order."""
+        return [h for h in self.holds.values() if h.model == model]
+
+    def live_of(self, instance: InstanceId) -> Live:
+        """The live facts of an instance, made when first asked for."""
+        return self.live.setdefault(instance, Live())
+
+    def facts_of(self, model: ModelName) -> ModelFacts:
+        """The remembered facts of a model."""
+        return self.facts.setdefault(model, ModelFacts())
+
+    def fresh_sample(self, device: DeviceId) -> DeviceSample | None:
+        """The last sample, unless it is too old to be evidence."""
+        sample = self.samples.get(device)
+        if sample is None or self.now_s - sample.started_at_s > STALE_PERIODS * self.policy.sample_period_s:
+            return None
+        return sample
+
+    def claimed_on(self, device: DeviceId) -> int:
+        """Sum of all claims on a device."""
+        return sum(i.claim.on(device) for i in self.instances.values())
+
+    def host_claimed(self) -> int:
+        """Sum of host-memory claims."""
+        return sum(i.claim.host_bytes for i in self.instances.values())
+
+    def measured_of(self, instance: InstanceId) -> dict[DeviceId, int]:
+        """Last measured bytes of an instance per device."""
+        holder = holder_of(instance)
+        return {d: s.own[holder] for d, s in self.samples.items() if holder in s.own}
+
+    def owned_devices(self) -> frozenset[DeviceId]:
+        """Devices that belong to an open move."""
+        return frozenset(d for move in self.moves.values() for d in move.devices)
+
+    def move_of(self, instance: InstanceId) -> Move | None:
+        """The open move that has a step for this instance."""
+        return next((m for m in self.moves.values() if any(s.instance == instance for s in m.steps)), None)
+
+    def with_process(self) -> Iterator[Instance]:
+        """Instances whose engine process may exist."""
+        return (i for i in self.instances.values() if i.has_process)
+
+    def busy(self, instance: InstanceId) -> bool:
+        """Whether requests run on it."""
+        live = self.live.get(instance)
+        return live is not None and (bool(live.leases) or live.inherited)
+
+    def wanted(self, model: ModelName) -> bool:
+        """Whether somebody waits for it, or just did and may come back."""
+        return any(h.model == model for h in self.holds.values()) or self.facts_of(model).turn_kept_until_s > self.now_s
+
+    def launch_of(self, instance: InstanceId) -> LaunchId | None:
+        """The launch an instance runs."""
+        found = self.instances.get(instance)
+        return found.launch if found is not None else None
+
+
+def is_serving(instance: Instance) -> bool:
+    """Whether it may get new requests, as far as its phase goes."""
+    return instance.phase is Phase.AWAKE

@@ -1,0 +1,292 @@
+"""What is done without a request behind it: operators' actions, changed and removed models, idle time, over-full devices."""
+
+from scheduler.domain.ids import ActionId, CauseId, DeviceId, HoldId, InstanceId, instance_id
+from scheduler.domain.instance import (
+    EMPTY_PHASES,
+    GOAL_STOPPED,
+    ConfigChanged,
+    Goal,
+    GoalChanged,
+    Instance,
+    Phase,
+    Reset,
+    goal_asleep,
+)
+from scheduler.domain.learned import Learned
+from scheduler.domain.lease import Hold
+from scheduler.domain.plan import Step
+from scheduler.domain.reasons import Code, Reason
+from scheduler.domain.units import human_bytes, human_seconds
+from scheduler.orchestrator import lifecycle, moves
+from scheduler.orchestrator.context import Context
+from scheduler.orchestrator.effects import FinishAction
+from scheduler.orchestrator.events import Asked, ModelsChanged
+from scheduler.orchestrator.state import ModelFacts, Wish
+from scheduler.orchestrator.view import last_used, picture
+from scheduler.planner.inputs import Availability, Exit, Seat
+
+# --- operators --------------------------------------------------------------------------------------------------
+
+
+def on_asked(ctx: Context, event: Asked) -> None:
+    """An operator's wake, sleep, stop or restart."""
+    spec = ctx.state.models.get(event.model)
+    if spec is None:
+        _finish(ctx, event.action, False, "model_not_found", f"no model named {event.model!r}")
+        return
+    iid = instance_id(event.model)
+    if spec.always_awake and event.verb in ("sleep", "stop"):
+        text = f"{event.model} is configured awake: always and would come back at once"
+        _finish(ctx, event.action, False, "conflict", text, f"set awake: auto for {event.model} in the configuration")
+        return
+    match event.verb:
+        case "wake":
+            _ask_wake(ctx, iid, event)
+        case "sleep":
+            _ask_sleep(ctx, iid, event)
+        case "stop":
+            _ask_stop(ctx, iid, event)
+        case "restart":
+            _ask_restart(ctx, iid, event)
+        case _:
+            _finish(ctx, event.action, False, "invalid", f"unknown action {event.verb!r}")
+
+
+def _finish(ctx: Context, action: ActionId | None, ok: bool, code: str, message: str, fix: str = "") -> None:
+    if action is not None:
+        ctx.emit(FinishAction(action=action, ok=ok, code=code, message=message, fix=fix))
+
+
+def _ask_wake(ctx: Context, iid: InstanceId, event: Asked) -> None:
+    instance = ctx.instance(iid)
+    if instance.phase is Phase.AWAKE and iid not in ctx.state.wishes:
+        _finish(ctx, event.action, True, "", f"{event.model} is awake already")
+        return
+    if instance.phase in (Phase.BACKOFF, Phase.FAILED):
+        ctx.transition(iid, Reset(at_s=ctx.now_s, cause=CauseId(f"action:{event.action}")))
+    ctx.state.wishes.pop(iid, None)
+    hold = Hold(
+        id=HoldId(ctx.state.next.hold),
+        model=event.model,
+        arrived_s=ctx.now_s,
+        deadline_s=ctx.now_s + event.patience_s,
+        limit_s=ctx.now_s + event.patience_s,
+        principal=event.by,
+        action=event.action,
+    )
+    ctx.state.next.hold += 1
+    ctx.state.holds[hold.id] = hold
+
+
+def _ask_sleep(ctx: Context, iid: InstanceId, event: Asked) -> None:
+    instance = ctx.instance(iid)
+    levels = ctx.state.facts_of(event.model).usable_levels()
+    engine = ctx.state.models[event.model].engine
+    if not levels:
+        text = f"{event.model} has no sleep level that works (engine {engine})"
+        _finish(ctx, event.action, False, "sleep_unsupported", text, f"hotseat stop {event.model}")
+        return
+    level = event.level if event.level is not None else levels[0]
+    if level not in levels:
+        text = f"{event.model} cannot sleep at level {level}; it has {', '.join(map(str, levels))}"
+        _finish(ctx, event.action, False, "sleep_unsupported", text, f"hotseat sleep {event.model} --level {levels[0]}")
+        return
+    if instance.phase is Phase.ASLEEP or instance.phase in EMPTY_PHASES:
+        _finish(ctx, event.action, True, "", f"{event.model} is {instance.phase.value} already")
+        return
+    if instance.phase not in (Phase.AWAKE, Phase.DRAINING):
+        text = f"{event.model} is {instance.phase.value.replace('_', ' ')}"
+        _finish(ctx, event.action, False, "conflict", text, f"wait until it is awake, or hotseat stop {event.model}")
+        return
+    _wish(ctx, iid, goal_asleep(level), event, restart=False)
+
+
+def _ask_stop(ctx: Context, iid: InstanceId, event: Asked) -> None:
+    instance = ctx.instance(iid)
+    cause = CauseId(f"action:{event.action}")
+    if instance.phase is Phase.BACKOFF:
+        ctx.transition(iid, GoalChanged(at_s=ctx.now_s, cause=cause, reason=Reason(Code.ASKED, f"stopped by {event.by}")))
+    if ctx.instance(iid).phase in EMPTY_PHASES:
+        _finish(ctx, event.action, True, "", f"{event.model} is {ctx.instance(iid).phase.value} already")
+        return
+    _wish(ctx, iid, GOAL_STOPPED, event, restart=False)
+
+
+def _ask_restart(ctx: Context, iid: InstanceId, event: Asked) -> None:
+    if ctx.instance(iid).phase in EMPTY_PHASES:
+        _ask_wake(ctx, iid, event)
+        return
+    _wish(ctx, iid, GOAL_STOPPED, event, restart=True)
+
+
+def _wish(ctx: Context, iid: InstanceId, goal: Goal, event: Asked, *, restart: bool) -> None:
+    old = ctx.state.wishes.get(iid)
+    if old is not None:
+        _finish(ctx, old.action, False, "conflict", f"replaced by a later {event.verb}")
+    words = {"sleep": "put to sleep", "stop": "stopped", "restart": "restarted"}[event.verb]
+    ctx.state.wishes[iid] = Wish(
+        goal=goal,
+        cause=CauseId(f"action:{event.action}"),
+        reason=Reason(Code.ASKED, f"{words} by {event.by}"),
+        force=event.force,
+        action=event.action,
+        restart=restart,
+    )
+
+
+def grant_wishes(ctx: Context) -> bool:
+    """Turn wishes into moves as soon as their devices are free; True when one was."""
+    changed = False
+    for iid, wish in list(ctx.state.wishes.items()):
+        changed |= _grant_wish(ctx, iid, wish)
+    return changed
+
+
+def _grant_wish(ctx: Context, iid: InstanceId, wish: Wish) -> bool:
+    state = ctx.state
+    instance = ctx.instance(iid)
+    if instance.phase in EMPTY_PHASES and not wish.restart:
+        del state.wishes[iid]
+        _finish(ctx, wish.action, True, "", f"{instance.model} is {instance.phase.value}")
+        return True
+    stoppable = instance.phase in (Phase.LAUNCHING, Phase.WAKING, Phase.UNKNOWN)
+    if stoppable and wish.goal.phase is Phase.STOPPED and wish.action is not None:
+        lifecycle.stop_now(ctx, iid, wish.reason, wish.cause)
+        return True
+    if instance.phase not in (Phase.AWAKE, Phase.ASLEEP) or state.owned_devices() & set(instance.devices):
+        return False
+    if not state.store_ok and wish.action is None:
+        return False
+    del state.wishes[iid]
+    steps: tuple[Step, ...] = (moves.shrink_step(iid, wish.goal),)
+    if wish.restart:
+        steps = (*steps, moves.grow_step(iid, instance.devices))
+    moves.open_move(
+        ctx,
+        steps=steps,
+        devices=frozenset(instance.devices),
+        cause=wish.cause,
+        reason=wish.reason,
+        force=wish.force,
+        action=wish.action,
+    )
+    return True
+
+
+# --- the registry -----------------------------------------------------------------------------------------------
+
+
+def on_models_changed(ctx: Context, event: ModelsChanged) -> None:
+    """A new registry: what is running is compared with what it was started with, nothing is cut."""
+    state = ctx.state
+    before = state.models
+    state.models = dict(event.models)
+    for name, spec in state.models.items():
+        facts = state.facts.setdefault(name, ModelFacts())
+        facts.levels, facts.kinds = event.levels.get(name, ()), event.kinds.get(name, ())
+        facts.guess = event.guesses.get(name, facts.guess)
+        if facts.learned.fingerprint not in ("", spec.fingerprint()):
+            facts.learned = Learned()
+        old = before.get(name)
+        instance = state.instances.get(instance_id(name))
+        if old is not None and instance is not None and old.fingerprint() != spec.fingerprint():
+            facts.half_open_at_s = None
+            if instance.phase in (Phase.BACKOFF, Phase.FAILED) and state.move_of(instance.id) is None:
+                ctx.transition(instance.id, ConfigChanged(at_s=ctx.now_s, reason=Reason(Code.SPEC_STALE, "its configuration changed")))
+
+
+def forget_removed(ctx: Context) -> None:
+    """Removed and disabled models are drained and stopped; stale ones are stopped when idle and restarted by demand."""
+    state = ctx.state
+    for iid, instance in list(state.instances.items()):
+        spec = state.models.get(instance.model)
+        if instance.phase in EMPTY_PHASES:
+            if spec is None and state.move_of(iid) is None:
+                state.wishes.pop(iid, None)
+            continue
+        if iid in state.wishes or state.move_of(iid) is not None:
+            continue
+        if spec is None:
+            _own_wish(ctx, iid, Reason(Code.REMOVED, "removed from the configuration"))
+        elif not spec.enabled:
+            _own_wish(ctx, iid, Reason(Code.DISABLED, "disabled"))
+        elif _stale(ctx, instance) and not state.busy(iid) and not state.wanted(instance.model):
+            _own_wish(ctx, iid, Reason(Code.SPEC_STALE, "its configuration changed: restarted when idle"))
+        else:
+            _idle_too_long(ctx, instance)
+
+
+def _stale(ctx: Context, instance: Instance) -> bool:
+    spec = ctx.state.models[instance.model]
+    started_with = ctx.state.live_of(instance.id).fingerprint
+    return instance.phase in (Phase.AWAKE, Phase.ASLEEP) and started_with not in ("", spec.fingerprint())
+
+
+def _own_wish(ctx: Context, iid: InstanceId, reason: Reason, goal: Goal = GOAL_STOPPED) -> None:
+    ctx.state.wishes[iid] = Wish(goal=goal, cause=CauseId(f"rule:{reason.code.value}"), reason=reason)
+
+
+def _idle_too_long(ctx: Context, instance: Instance) -> None:
+    due = idle_deadline(ctx, instance)
+    if due is None or ctx.now_s < due:
+        return
+    levels = ctx.state.facts_of(instance.model).usable_levels()
+    goal = goal_asleep(levels[0]) if levels else GOAL_STOPPED
+    idle = human_seconds(ctx.now_s - last_used(ctx.state, instance))
+    _own_wish(ctx, instance.id, Reason(Code.IDLE, f"idle for {idle} (idle_sleep_after)"), goal)
+
+
+def idle_deadline(ctx: Context, instance: Instance) -> float | None:
+    """When an awake, idle instance is to be put away by its operator's rule (monotonic seconds); None = never."""
+    spec = ctx.state.models.get(instance.model)
+    if spec is None or spec.idle_sleep_after_s is None or spec.always_awake or instance.phase is not Phase.AWAKE:
+        return None
+    if ctx.state.busy(instance.id) or ctx.state.wanted(instance.model):
+        return None
+    return max(last_used(ctx.state, instance), instance.since_s) + spec.idle_sleep_after_s
+
+
+# --- over-full devices ------------------------------------------------------------------------------------------
+
+
+def shed(ctx: Context) -> bool:
+    """Where claims and foreign use exceed a device, put away the idle seat with the least regret; say so when none is idle."""
+    state = ctx.state
+    opened = False
+    for device, info in state.devices.items():
+        sample = state.samples.get(device)
+        foreign = sample.foreign_bytes if sample is not None else 0
+        excess = state.claimed_on(device) + foreign - info.usable_bytes
+        key = f"over_capacity:{device}"
+        if excess <= 0:
+            state.degraded.pop(key, None)
+            continue
+        held, limit = human_bytes(state.claimed_on(device)), human_bytes(info.usable_bytes)
+        text = f"{device}: {held} claimed and {human_bytes(foreign)} used by others exceed {limit}; nothing grows there"
+        state.degraded.setdefault(key, (text, "end the foreign process, or stop a model", state.wall))
+        if device not in state.owned_devices() and not _leaving(ctx, device):
+            opened |= _shed_one(ctx, device, text)
+    return opened
+
+
+def _leaving(ctx: Context, device: DeviceId) -> bool:
+    return any(device in i.devices and i.phase in (Phase.STOPPING, Phase.FALLING_ASLEEP) for i in ctx.state.instances.values())
+
+
+def _shed_one(ctx: Context, device: DeviceId, text: str) -> bool:
+    options: list[tuple[float, Seat, Exit]] = []
+    for seat in picture(ctx.state).seats:
+        if seat.availability is Availability.IDLE and device in seat.devices:
+            options += [(e.regret, seat, e) for e in seat.exits if e.claim_freed.get(device, 0) > 0]
+    if not options:
+        return False
+    _, seat, leaving = min(options, key=lambda o: (o[0], o[1].instance))
+    moves.open_move(
+        ctx,
+        steps=(moves.shrink_step(seat.instance, leaving.goal),),
+        devices=frozenset(seat.devices),
+        cause=CauseId("rule:shed"),
+        reason=Reason(Code.SHED, text),
+    )
+    ctx.tell("shed", seat.model, f"{seat.model} is put away: {text}")
+    return True

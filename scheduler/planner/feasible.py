@@ -1,0 +1,40 @@
+"""Admission: both tests of scheduling.md section 1, the stricter wins."""
+
+from dataclasses import dataclass
+
+from scheduler.domain.device import Health
+from scheduler.domain.ids import DeviceId
+from scheduler.planner.inputs import Picture, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Bytes missing on one device: by the ledger of claims, and by measured free memory (0 or less = none missing)."""
+
+    ledger_bytes: int
+    measured_bytes: int
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is missing."""
+        return self.ledger_bytes <= 0 and self.measured_bytes <= 0
+
+
+def gap_on(picture: Picture, target: Target, device: DeviceId) -> Gap:
+    """What is missing on ``device`` for ``target`` to grow there now."""
+    view = picture.devices[device]
+    others = picture.claimed_on(device) - target.own_claim.on(device)
+    ledger = others + target.need_bytes + view.foreign_bytes - view.info.usable_bytes
+    growth = target.need_bytes - target.own_measured.get(device, 0)
+    free = view.free_bytes if view.free_bytes is not None else 0
+    return Gap(ledger, growth + view.info.margin_bytes - free)
+
+
+def can_ever_fit(picture: Picture, target: Target, devices: tuple[DeviceId, ...]) -> bool:
+    """Whether it would fit with everything else of ours away (foreign use and free memory do not count)."""
+    return all(target.need_bytes <= picture.devices[d].info.usable_bytes for d in devices)
+
+
+def admits_growth(picture: Picture, devices: tuple[DeviceId, ...]) -> bool:
+    """Whether every device is healthy and freshly measured."""
+    return all(picture.devices[d].health is Health.OK and picture.devices[d].free_bytes is not None for d in devices)

@@ -1,0 +1,56 @@
+"""Serving in turns when models that do not fit together are all wanted (scheduling.md section 4)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scheduler.domain.ids import HoldId, ModelName
+from scheduler.domain.lease import Hold
+
+#: Kept between the predicted grant and the caller's deadline, since predictions are only that.
+SLACK_RESERVE_S = 2.0
+SLACK_RESERVE_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How long a busy model keeps its seat against the others: ``length_s``, and whether peaks overlap too much for full turns."""
+
+    length_s: float
+    over_committed: bool
+
+
+def turn_length(contenders: int, switch_s: float, max_wait_s: float, factor: float, min_awake_s: float) -> Turn:
+    """A turn lasts ``factor`` x switch seconds (and ``min_awake_s``), unless the others could then not be served in time.
+
+    With n contenders somebody waits (n-1) x (turn + switch); where that exceeds ``max_wait_s`` turns shrink, down to
+    nothing but the requests that woke the model.
+    """
+    full = max(factor * switch_s, min_awake_s)
+    others = max(1, contenders - 1)
+    if others * (full + switch_s) <= max_wait_s:
+        return Turn(full, False)
+    shrunk = max(0.0, max_wait_s / others - switch_s)
+    return Turn(min(full, shrunk), others * (factor * switch_s + switch_s) > max_wait_s)
+
+
+def latest_gate_s(holds: Iterable[Hold], switch_s: float, drain_s: float) -> float:
+    """The moment at which the seat's new requests must be gated so that the first waiting deadline can still be met."""
+    first = min((h.deadline_s for h in holds), default=float("inf"))
+    return first - (switch_s + drain_s) * (1 + SLACK_RESERVE_SHARE) - SLACK_RESERVE_S
+
+
+def order_models(waiting: dict[ModelName, list[Hold]], enter_s: dict[ModelName, float]) -> list[ModelName]:
+    """Whose turn is next: least slack first (deadline - wake), then class, then arrival."""
+
+    def key(name: ModelName) -> tuple[float, int, float, HoldId]:
+        holds = waiting[name]
+        slack = min(h.deadline_s for h in holds) - enter_s[name]
+        first = min(holds, key=lambda h: (h.arrived_s, h.id))
+        return (slack, min(h.model_class.rank for h in holds), first.arrived_s, first.id)
+
+    return sorted(waiting, key=key)
+
+
+def order_holds(holds: Iterable[Hold]) -> list[Hold]:
+    """Grant order within one model: class, second tries first, then arrival."""
+    return sorted(holds, key=lambda h: (h.model_class.rank, not h.second_try, h.arrived_s, h.id))
