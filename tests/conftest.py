@@ -1,0 +1,13 @@
+"""Set-up of the whole test suite; the rules it enforces are in tests/support/guards.py."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+pytest_plugins = ["pytester", "tests.support.guards"]
+
+# No deadline: two cores and real engines next door. Derandomised: a red run must be red again. `HYPOTHESIS_PROFILE=deep`
+# draws fresh examples, many of them.
+settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("deep", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
