@@ -1,0 +1,84 @@
+"""What operators asked for, and what came of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, select, update
+
+from scheduler.domain.errors import NotFound
+from scheduler.domain.ids import ActionId, ModelName
+from scheduler.store.codec import dumps, loads
+from scheduler.store.rows import upsert
+from scheduler.store.tables import actions
+
+RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAction:
+    """One action. Times are wall clock; ``result`` is set when it has ended."""
+
+    id: ActionId
+    verb: str
+    model: ModelName | None
+    principal: str
+    created_at: float
+    state: str = RUNNING
+    ended_at: float | None = None
+    result: Mapping[str, object] | None = None
+
+
+def save_action(conn: Connection, action: StoredAction) -> None:
+    """Write an action; written again, it is replaced."""
+    upsert(
+        conn,
+        actions,
+        {
+            "id": action.id,
+            "verb": action.verb,
+            "model": action.model,
+            "state": action.state,
+            "principal": action.principal,
+            "created_at": action.created_at,
+            "ended_at": action.ended_at,
+            "result": None if action.result is None else dumps(action.result),
+        },
+    )
+
+
+def end_action(conn: Connection, action: ActionId, state: str, at: float, result: Mapping[str, object]) -> None:
+    """Close an action at wall time ``at``; raises NotFound (``store_no_row``)."""
+    values = {"state": state, "ended_at": at, "result": dumps(result)}
+    if conn.execute(update(actions).where(actions.c.id == action).values(values)).rowcount == 0:
+        raise NotFound(f"no action {action} in the database", code="store_no_row")
+
+
+def load_action(conn: Connection, action: ActionId) -> StoredAction | None:
+    """One action."""
+    row = conn.execute(select(actions).where(actions.c.id == action)).one_or_none()
+    return None if row is None else _action_of(row)
+
+
+def open_actions(conn: Connection) -> list[StoredAction]:
+    """Actions without an end, oldest first."""
+    query = select(actions).where(actions.c.ended_at.is_(None)).order_by(actions.c.created_at, actions.c.id)
+    return [_action_of(row) for row in conn.execute(query)]
+
+
+def recent_actions(conn: Connection, limit: int = 100) -> list[StoredAction]:
+    """The last ``limit`` actions, newest first."""
+    return [_action_of(row) for row in conn.execute(select(actions).order_by(actions.c.created_at.desc()).limit(limit))]
+
+
+def _action_of(row: Row[Any]) -> StoredAction:
+    return StoredAction(
+        id=ActionId(row.id),
+        verb=row.verb,
+        model=None if row.model is None else ModelName(row.model),
+        principal=row.principal,
+        created_at=row.created_at,
+        state=row.state,
+        ended_at=row.ended_at,
+        result=None if row.result is None else loads(dict[str, object], row.result),
+    )
