@@ -12,13 +12,14 @@ class LaunchRecord:
     """Immutable but for what becomes known later: the process (at the gate), the version (at Ready), the end.
 
     ``boot_id`` + ``pid`` + ``start_ticks`` identify the process; ``pid`` None = nothing was ever let through the gate.
-    ``argv`` is stored whole (redacted only when shown); of the environment only a hash.
+    ``argv`` is stored whole (redacted only when shown); of the built environment only a hash.
     """
 
     id: LaunchId
     instance: InstanceId
     engine: str
     argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]  # what the adapter added; never secrets
     env_hash: str
     cwd: str
     devices: tuple[DeviceId, ...]

@@ -1,5 +1,6 @@
 """The seam between the data plane and the scheduler: hold, lease, release, usage. Nothing else crosses it."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,7 +23,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A lease and where to send the request."""
+    """A lease and where to send the request. When ``cut`` is set the request must end now, with an error event."""
 
     lease: LeaseId
     instance: InstanceId
@@ -31,6 +32,7 @@ class Grant:
     api_key: str
     waited_s: float
     woke: bool
+    cut: asyncio.Event | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ def _ask_wake(ctx: Context, iid: InstanceId, event: Asked) -> None:
         ctx.transition(iid, Reset(at_s=ctx.now_s, cause=CauseId(f"action:{event.action}")))
     ctx.state.wishes.pop(iid, None)
     hold = Hold(
-        id=HoldId(ctx.state.next.hold),
+        id=HoldId(-ctx.state.next.hold),  # below zero: the desk counts upwards
         model=event.model,
         arrived_s=ctx.now_s,
         deadline_s=ctx.now_s + event.patience_s,

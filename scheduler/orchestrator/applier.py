@@ -1,0 +1,329 @@
+"""Carries effects out: rows in one unit of work per pass, engine effects after their rows, answers at once.
+
+Commit order (architecture.md section 4): the phase has moved in memory already; an engine effect waits for its row; grants
+never wait; a failed commit refuses the intents of its pass and degrades the store until everything is caught up.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sqlalchemy import Connection
+
+from scheduler.domain.errors import Conflict, HotseatError
+from scheduler.domain.ids import DeviceId, InstanceId, model_of
+from scheduler.domain.instance import Instance
+from scheduler.domain.launch import LaunchRecord
+from scheduler.orchestrator.effects import (
+    CutLeases,
+    Effect,
+    EngineEffect,
+    FinishAction,
+    GrantLease,
+    Journal,
+    Launch,
+    Measure,
+    RefuseHold,
+    SaveInstance,
+    Stop,
+    Tell,
+)
+from scheduler.orchestrator.events import EngineExited, Happening, IntentRefused, StoreFailed, StoreRecovered
+from scheduler.orchestrator.executor import Executor
+from scheduler.orchestrator.parts import Parts
+from scheduler.orchestrator.rows import write
+from scheduler.orchestrator.state import State
+from scheduler.orchestrator.supervisor import Supervisor, reason_of
+from scheduler.ports.engine import LaunchPlan
+from scheduler.telemetry.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+#: Seconds between attempts to write again while the store is degraded.
+RETRY_STORE_S = 2.0
+
+
+class Desk(Protocol):
+    """Where answers to waiting people go."""
+
+    def granted(self, effect: GrantLease, supervisor: Supervisor) -> None:
+        """A lease."""
+        ...
+
+    def refused(self, effect: RefuseHold) -> None:
+        """An error."""
+        ...
+
+    def cut(self, effect: CutLeases) -> None:
+        """Requests to end with an error event."""
+        ...
+
+    def finished(self, effect: FinishAction) -> None:
+        """An operator's action has ended."""
+        ...
+
+    def told(self, effect: Tell) -> None:
+        """A line of the event feed."""
+        ...
+
+    def measure(self, devices: tuple[DeviceId, ...]) -> None:
+        """Somebody waits for bytes."""
+        ...
+
+
+@dataclass(slots=True)
+class _Pass:
+    """The rows of one pass of the reducer."""
+
+    rows: list[Effect] = field(default_factory=list)
+    records: list[LaunchRecord] = field(default_factory=list)
+    intents: list[Journal] = field(default_factory=list)
+    engine: list[EngineEffect] = field(default_factory=list)
+
+
+class Applier:
+    """See the module. ``post`` feeds events back into the control loop."""
+
+    def __init__(self, state: State, parts: Parts, desk: Desk, post: Callable[[Happening], None]) -> None:
+        self._state = state
+        self._parts = parts
+        self._desk = desk
+        self._post = post
+        self._scope = TaskScope("applier")
+        self._executor = Executor(self._carry_out)
+        self.supervisors: dict[InstanceId, Supervisor] = {}
+        self._backlog: list[Effect] = []
+        self._catching_up = False
+
+    def supervisor(self, instance: InstanceId) -> Supervisor:
+        """The supervisor of an instance, made when first asked for."""
+        found = self.supervisors.get(instance)
+        if found is None:
+            found = self.supervisors[instance] = Supervisor(instance, self._parts, self._post)
+        return found
+
+    async def close(self) -> None:
+        """Stop acting; engines are left as they are."""
+        await self._executor.close()
+        for supervisor in self.supervisors.values():
+            await supervisor.close()
+        await self._scope.aclose()
+
+    def apply(self, effects: list[Effect]) -> None:
+        """Carry out the effects of one pass, in order; never blocks."""
+        rows = _Pass()
+        for effect in effects:
+            self._sort(effect, rows)
+        if rows.rows or rows.engine:
+            self._submit(rows)
+
+    def _sort(self, effect: Effect, rows: _Pass) -> None:
+        match effect:
+            case Launch():
+                self._prepare(effect, rows)
+            case EngineEffect():
+                rows.engine.append(effect)
+            case GrantLease():
+                self._desk.granted(effect, self.supervisor(effect.lease.instance))
+            case RefuseHold():
+                self._desk.refused(effect)
+            case CutLeases():
+                self._desk.cut(effect)
+            case FinishAction():
+                self._desk.finished(effect)
+            case Measure():
+                self._desk.measure(effect.devices)
+            case Tell():
+                self._desk.told(effect)
+                rows.rows.append(effect)
+            case Journal():
+                rows.rows.append(effect)
+                if effect.prior is not None:
+                    rows.intents.append(effect)
+            case _:
+                rows.rows.append(effect)
+
+    # --- launch records ---------------------------------------------------------------------------------------------
+
+    def _prepare(self, effect: Launch, rows: _Pass) -> None:
+        """Build the launch record that is committed with the intent; what cannot be built ends as a failed start."""
+        try:
+            record = self._record(effect)
+        except HotseatError as error:
+            reason = reason_of(error)
+            record = self._record_of_nothing(effect)
+            rows.records.append(record)
+            self.supervisor(effect.instance).prepare(record, self._state.models[model_of(effect.instance)])
+            now = self._parts.clock.monotonic()
+            self._post(EngineExited(at_s=now, instance=effect.instance, launch=effect.launch, reason=reason))
+            return
+        rows.records.append(record)
+        self.supervisor(effect.instance).prepare(record, self._state.models[model_of(effect.instance)])
+        rows.engine.append(effect)
+
+    def _record(self, effect: Launch) -> LaunchRecord:
+        spec = self._state.models[model_of(effect.instance)]
+        engine = self._parts.engines[spec.engine]
+        index = tuple(self._state.devices[d].index for d in effect.devices)
+        plan = LaunchPlan(port=self._parts.launcher.free_port(), devices=effect.devices, device_index=index)
+        line = engine.command(spec, plan)
+        environment = self._parts.environment(spec, line.env)
+        digest = hashlib.sha256("\0".join(f"{k}={v}" for k, v in sorted(environment.items())).encode()).hexdigest()[:16]
+        base = self._record_of_nothing(effect)
+        return LaunchRecord(
+            id=base.id,
+            instance=base.instance,
+            engine=spec.engine,
+            argv=line.argv,
+            env=tuple(sorted(line.env.items())),
+            env_hash=digest,
+            cwd=spec.cwd or str(self._parts.log_dir),
+            devices=effect.devices,
+            port=plan.port,
+            kv_bytes=plan.kv_bytes,
+            footprint=effect.footprint,
+            token=base.token,
+            fingerprint=base.fingerprint,
+            served_model=engine.served_model(spec),
+            ready_path=spec.ready_path,
+            sleep_paths=tuple((s.path, s.timeout_s) for s in spec.sleep_steps),
+            wake_paths=tuple((s.path, s.timeout_s) for s in spec.wake_steps),
+            log_path=base.log_path,
+            boot_id=base.boot_id,
+            created_at=base.created_at,
+        )
+
+    def _record_of_nothing(self, effect: Launch) -> LaunchRecord:
+        """A record for a start that failed before there was anything to run."""
+        spec = self._state.models[model_of(effect.instance)]
+        name = hashlib.sha256(spec.name.encode()).hexdigest()[:12]  # model names never become paths
+        return LaunchRecord(
+            id=effect.launch,
+            instance=effect.instance,
+            engine=spec.engine,
+            argv=(),
+            env=(),
+            env_hash="",
+            cwd="",
+            devices=effect.devices,
+            port=0,
+            kv_bytes=None,
+            footprint=effect.footprint,
+            token=f"{self._parts.state_uuid}:{effect.launch}",
+            fingerprint=spec.fingerprint(),
+            served_model="",
+            ready_path="",
+            sleep_paths=(),
+            wake_paths=(),
+            log_path=str(self._parts.log_dir / f"{name}-{effect.launch}.log"),
+            boot_id=self._parts.launcher.boot_id,
+            created_at=self._parts.clock.wall(),
+        )
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def _submit(self, rows: _Pass) -> None:
+        if self._backlog and rows.rows:
+            self._backlog.extend(rows.rows)  # in order, behind what could not be written
+            committed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            committed.set_exception(_Degraded())
+            committed.exception()
+            self._refuse(rows)
+        elif rows.rows:
+            committed = self._write(rows)
+        else:
+            committed = asyncio.get_running_loop().create_future()
+            committed.set_result(None)
+        for effect in rows.engine:
+            self._executor.submit(effect, self._devices_of(effect), asyncio.shield(committed))
+
+    def _devices_of(self, effect: EngineEffect) -> tuple[DeviceId, ...]:
+        if isinstance(effect, Launch):
+            return effect.devices
+        found = self._state.instances.get(effect.instance)
+        return found.devices if found is not None else ()
+
+    def _write(self, rows: _Pass) -> "asyncio.Future[object]":
+        wall, boot = self._parts.clock.wall(), self._parts.launcher.boot_id
+        todo, records = list(rows.rows), list(rows.records)
+
+        def unit(conn: Connection) -> None:
+            write(conn, todo, records, wall=wall, boot_id=boot)
+
+        label = "+".join(sorted({_label(r) for r in todo}))
+        committed: asyncio.Future[object] = self._parts.writer.submit(unit, label)
+        committed.add_done_callback(lambda done: self._written(done, rows))
+        return committed
+
+    def _written(self, done: "asyncio.Future[object]", rows: _Pass) -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            return
+        if not isinstance(error, Exception):
+            return  # a simulated crash: nobody is left to act
+        code = getattr(error, "code", "store")
+        fix = getattr(error, "fix", "")
+        log.error("rows not written (%s): %s", code, error)
+        self._post(StoreFailed(at_s=self._parts.clock.monotonic(), code=code, message=str(error), fix=fix))
+        self._backlog.extend(rows.rows)
+        self._refuse(rows)
+        if not self._catching_up and not self._scope.closed:
+            self._catching_up = True
+            self._scope.spawn(self._catch_up(), "catch-up")
+
+    def _refuse(self, rows: _Pass) -> None:
+        """Take back the intents whose effect was not begun; a stop is carried out all the same."""
+        stops = {(e.instance, e.seq) for e in rows.engine if isinstance(e, Stop)}
+        for intent in rows.intents:
+            seq = intent.transition.seq
+            if intent.prior is not None and (intent.prior.id, seq) not in stops:
+                self._backlog = [r for r in self._backlog if r is not intent]
+                self._post(IntentRefused(at_s=self._parts.clock.monotonic(), seq=seq, prior=intent.prior))
+
+    async def _catch_up(self) -> None:
+        """Try until everything that could not be written is written, with each instance as it is now."""
+        while self._backlog:
+            await asyncio.sleep(RETRY_STORE_S)
+            todo = [r for r in self._backlog if not isinstance(r, SaveInstance)]
+            count = len(self._backlog)
+            now: list[Instance] = list(self._state.instances.values())
+            try:
+                await self._write_all([*todo, *(SaveInstance(instance=i) for i in now)])
+            except Conflict as error:  # a row was written after all, its confirmation got lost: write the others alone
+                log.warning("catching up row by row: %s", error)
+                await self._write_each([*todo, *(SaveInstance(instance=i) for i in now)])
+            except HotseatError as error:
+                log.warning("the store still does not take rows: %s", error)
+                continue
+            del self._backlog[:count]
+        self._catching_up = False
+        self._post(StoreRecovered(at_s=self._parts.clock.monotonic()))
+
+    async def _write_all(self, rows: list[Effect]) -> None:
+        wall, boot = self._parts.clock.wall(), self._parts.launcher.boot_id
+        await self._parts.writer.submit(lambda conn: write(conn, rows, [], wall=wall, boot_id=boot), "catch-up")
+
+    async def _write_each(self, rows: list[Effect]) -> None:
+        for row in rows:
+            try:
+                await self._write_all([row])
+            except Conflict as error:
+                log.warning("row dropped: %s", error)
+
+    async def _carry_out(self, effect: EngineEffect) -> None:
+        await self.supervisor(effect.instance).carry_out(effect)
+
+
+class _Degraded(Exception):
+    """The rows wait behind others that could not be written."""
+
+
+def _label(row: Effect) -> str:
+    if isinstance(row, Journal):
+        return row.transition.event
+    return type(row).__name__

@@ -1,0 +1,85 @@
+"""Lanes: every engine effect waits for its journal row, then for its devices; a grow is alone there, shrinks may share."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from scheduler.domain.ids import DeviceId
+from scheduler.orchestrator.effects import CheckNow, EngineEffect, Find, Launch, Sleep, Stop, Wake, WatchIdle
+from scheduler.telemetry.tasks import TaskScope
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Who is on one device: any number of shrinks, or one grow."""
+
+    shrinks: int = 0
+    grow: bool = False
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+
+class Executor:
+    """Carries out engine effects, many at once on disjoint devices.
+
+    Stops are let through at once, whatever the lane holds: killing is always a safe exit, and a stop of what is being
+    started must not wait for that start.
+    """
+
+    def __init__(self, carry_out: Callable[[EngineEffect], Awaitable[None]]) -> None:
+        self._carry_out = carry_out
+        self._lanes: dict[DeviceId, _Lane] = {}
+        self._scope = TaskScope("lanes")
+
+    def submit(self, effect: EngineEffect, devices: tuple[DeviceId, ...], committed: Awaitable[object]) -> None:
+        """Queue an effect. ``committed`` resolves when its row is written; its failure drops the effect, except a stop."""
+        self._scope.spawn(self._run(effect, devices, committed), f"{type(effect).__name__}:{effect.instance}")
+
+    async def close(self) -> None:
+        """Drop what is waiting, cancel what runs; engines are left as they are."""
+        await self._scope.aclose()
+
+    async def _run(self, effect: EngineEffect, devices: tuple[DeviceId, ...], committed: Awaitable[object]) -> None:
+        try:
+            await committed
+        except Exception:  # noqa: BLE001 - whoever submitted the rows handles their failure; here only the effect is dropped
+            if not isinstance(effect, Stop):
+                return
+        if isinstance(effect, (Launch, Wake)):
+            await self._alone(effect, sorted(devices))
+        elif isinstance(effect, Sleep):
+            await self._together(effect, sorted(devices))
+        else:
+            assert isinstance(effect, (Stop, Find, WatchIdle, CheckNow))
+            await self._carry_out(effect)
+
+    async def _alone(self, effect: EngineEffect, devices: list[DeviceId]) -> None:
+        taken: list[_Lane] = []
+        try:
+            for device in devices:  # in id order: two effects never wait for each other
+                lane = self._lanes.setdefault(device, _Lane())
+                async with lane.changed:
+                    await lane.changed.wait_for(lambda lane=lane: not lane.grow and lane.shrinks == 0)  # type: ignore[misc]
+                    lane.grow = True
+                taken.append(lane)
+            await self._carry_out(effect)
+        finally:
+            for lane in taken:
+                async with lane.changed:
+                    lane.grow = False
+                    lane.changed.notify_all()
+
+    async def _together(self, effect: EngineEffect, devices: list[DeviceId]) -> None:
+        taken: list[_Lane] = []
+        try:
+            for device in devices:
+                lane = self._lanes.setdefault(device, _Lane())
+                async with lane.changed:
+                    await lane.changed.wait_for(lambda lane=lane: not lane.grow)  # type: ignore[misc]
+                    lane.shrinks += 1
+                taken.append(lane)
+            await self._carry_out(effect)
+        finally:
+            for lane in taken:
+                async with lane.changed:
+                    lane.shrinks -= 1
+                    lane.changed.notify_all()

@@ -1,0 +1,74 @@
+"""The control task: the only writer of the scheduling state."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from scheduler.domain.errors import InvariantViolated
+from scheduler.orchestrator.effects import Effect
+from scheduler.orchestrator.events import Happening, Tick
+from scheduler.orchestrator.reducer import next_deadline, reduce
+from scheduler.orchestrator.state import State
+from scheduler.ports.clock import Clock
+
+log = logging.getLogger(__name__)
+
+
+class ControlLoop:
+    """Takes events, reduces, applies; wakes itself at the next deadline.
+
+    ``observe`` sees every event with the state after it (invariant checks in tests, debug checks in production).
+    """
+
+    def __init__(
+        self,
+        state: State,
+        clock: Clock,
+        apply: Callable[[list[Effect]], None],
+        observe: Callable[[Happening, State], None] | None = None,
+    ) -> None:
+        self.state = state
+        self._clock = clock
+        self._apply = apply
+        self._observe = observe
+        self._queue: deque[Happening] = deque()
+        self._wake = asyncio.Event()
+        self.turned_at_s = clock.monotonic()
+
+    def post(self, event: Happening) -> None:
+        """Queue an event; returns at once."""
+        self._queue.append(event)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """For ever. An event that breaks the reducer is logged and dropped; the next tick looks at everything again."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._drain()
+            due = next_deadline(self.state)
+            timer = None if due is None else loop.call_later(max(0.0, due - self._clock.monotonic()), self._wake.set)
+            await self._wake.wait()
+            if timer is not None:
+                timer.cancel()
+            self._wake.clear()
+            if not self._queue:
+                self._queue.append(Tick(at_s=self._clock.monotonic()))
+
+    def _drain(self) -> None:
+        while self._queue:
+            self.step(self._queue.popleft())
+        self.turned_at_s = self._clock.monotonic()
+
+    def step(self, event: Happening) -> None:
+        """One event, now."""
+        try:
+            effects = reduce(self.state, event, self._clock.wall())
+        except (InvariantViolated, AssertionError):
+            log.exception("event %s was dropped: it broke an invariant", type(event).__name__)
+            if self._observe is not None:
+                raise
+            return
+        self._apply(effects)
+        if self._observe is not None:
+            self._observe(event, self.state)

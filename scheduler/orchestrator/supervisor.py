@@ -1,0 +1,399 @@
+"""One supervisor per instance: the only caller of its engine. It does one thing at a time and reports what happened."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from scheduler.domain.errors import HotseatError
+from scheduler.domain.ids import InstanceId, LaunchId
+from scheduler.domain.launch import LaunchRecord
+from scheduler.domain.model import ModelSpec
+from scheduler.domain.reasons import Code, Reason
+from scheduler.orchestrator.effects import CheckNow, EngineEffect, Find, Launch, Sleep, Stop, Wake, WatchIdle
+from scheduler.orchestrator.events import (
+    EngineExited,
+    EngineIdle,
+    EngineReady,
+    EngineRefused,
+    EngineSlow,
+    Found,
+    GroupEmpty,
+    Happening,
+    SleepErrored,
+    SleepReturned,
+    WakeErrored,
+)
+from scheduler.orchestrator.parts import Parts
+from scheduler.ports.engine import Answer, CanSleep, CountsRequests, Endpoint, Engine, Probe
+from scheduler.ports.launcher import Gate, ProcessHandle, SpawnRequest
+from scheduler.store.instances import set_launch_process
+from scheduler.telemetry.tasks import TaskScope
+
+PROBE_TIMEOUT_S = 2.0
+READY_POLL_S = 0.1
+READY_POLL_MOST_S = 0.5
+GROUP_POLL_S = 0.05
+HEALTH_EVERY_S = 5.0
+REFUSALS = 2  # refused looks in a row before an engine whose process lives counts as lost
+IDLE_POLL_S = 1.0
+IDLE_READINGS = 2
+IDLE_BLIND_S = 5.0  # an engine that cannot count: the old daemon's connections died with it, engines notice within this
+
+
+class Supervisor:
+    """Owns one instance's process handle and everything that talks to its engine."""
+
+    def __init__(self, instance: InstanceId, parts: Parts, post: Callable[[Happening], None]) -> None:
+        self.instance = instance
+        self._parts = parts
+        self._post = post
+        self._scope = TaskScope(f"supervisor:{instance}")
+        self._doing: asyncio.Task[Any] | None = None
+        self._watch: asyncio.Task[Any] | None = None
+        self._health: asyncio.Task[Any] | None = None
+        self._look = asyncio.Event()
+        self.record: LaunchRecord | None = None
+        self.handle: ProcessHandle | None = None
+        self._engine: Engine | None = None
+        self._exit_told = False
+        self._ended = False  # a stop of the present launch was asked for: nothing else is done with it
+
+    # --- entry ------------------------------------------------------------------------------------------------------
+
+    def adopt(self, record: LaunchRecord) -> None:
+        """Take over what an earlier daemon launched."""
+        self._take(record)
+        if record.pid is not None and record.start_ticks is not None:
+            self.handle = ProcessHandle(boot_id=record.boot_id, pid=record.pid, start_ticks=record.start_ticks)
+            self._watch = self._scope.spawn(self._watch_leader(record.id, self.handle), "watch")
+
+    def prepare(self, record: LaunchRecord, spec: ModelSpec) -> None:
+        """Before a launch: what the next Launch effect will start."""
+        self._take(record)
+        self.handle = None
+        self._spec = spec
+
+    async def carry_out(self, effect: EngineEffect) -> None:
+        """Do one thing; whatever was being done before is cancelled. Returns when it is done (or was cancelled)."""
+        if self.record is None or effect.launch != self.record.id:
+            return
+        if isinstance(effect, CheckNow):
+            self._look.set()
+            return
+        if isinstance(effect, WatchIdle):
+            self._scope.spawn(self._watch_idle(effect.launch), "idle")
+            return
+        if isinstance(effect, Stop):
+            self._ended = True
+        elif self._ended:
+            return  # it was stopped while this waited for its row or its lane
+        await self._stop_doing()
+        self._doing = self._scope.spawn(self._work(effect), type(effect).__name__.lower())
+        await asyncio.wait([self._doing])
+
+    async def close(self) -> None:
+        """Let go of the engine without touching it."""
+        await self._scope.aclose()
+
+    def endpoint(self) -> Endpoint:
+        """Where its engine answers, from the launch record."""
+        record = self._need_record()
+        return Endpoint(
+            base_url=f"http://127.0.0.1:{record.port}",
+            served_model=record.served_model,
+            ready_path=record.ready_path,
+            version=record.version,
+            sleep_paths=record.sleep_paths,
+            wake_paths=record.wake_paths,
+        )
+
+    # --- internals --------------------------------------------------------------------------------------------------
+
+    def _take(self, record: LaunchRecord) -> None:
+        for task in (self._watch, self._health):
+            if task is not None:
+                task.cancel()
+        self.record = record
+        self._engine = self._parts.engines[record.engine]
+        self._exit_told = self._ended = False
+
+    def _need_record(self) -> LaunchRecord:
+        if self.record is None:
+            raise AssertionError(f"{self.instance} was never launched")
+        return self.record
+
+    def _sleeper(self) -> CanSleep:
+        engine: object = self._engine
+        if not isinstance(engine, CanSleep):
+            raise AssertionError(f"{self.instance}: its engine cannot sleep, yet it was asked to")
+        return engine
+
+    def _now(self) -> float:
+        return self._parts.clock.monotonic()
+
+    async def _stop_doing(self) -> None:
+        while self._doing is not None and not self._doing.done():
+            self._doing.cancel()
+            await asyncio.wait([self._doing])
+
+    def _work(self, effect: EngineEffect) -> Coroutine[Any, Any, None]:
+        match effect:
+            case Launch():
+                return self._launch(effect)
+            case Sleep():
+                return self._sleep(effect)
+            case Wake():
+                return self._wake(effect)
+            case Stop():
+                return self._stop(effect)
+            case Find():
+                return self._find(effect)
+            case _:
+                raise AssertionError(f"no supervisor does {effect}")
+
+    # --- launch -----------------------------------------------------------------------------------------------------
+
+    async def _launch(self, effect: Launch) -> None:
+        engine, record = self._engine, self._need_record()
+        assert engine is not None
+        try:
+            await engine.preflight(self._spec)
+            await self._exec(record)
+        except HotseatError as error:
+            self._tell_exit(effect.launch, reason_of(error))
+            return
+        self._health_off()
+        await self._until_ready(effect.launch, record)
+
+    async def _exec(self, record: LaunchRecord) -> None:
+        """Spawn at the gate, commit the process identity, then let it run: no process without a row."""
+        request = SpawnRequest(
+            argv=record.argv,
+            env=self._parts.environment(self._spec, self._extra_env(record)),
+            cwd=record.cwd,
+            log_path=record.log_path,
+            token=record.token,
+        )
+        self._parts.boundary(f"spawn:{record.instance}")
+        gate = await self._spawn(request)
+        handle = gate.handle
+        self.handle = handle
+        try:
+            await self._parts.writer.submit(
+                lambda conn: set_launch_process(conn, record.id, handle.boot_id, handle.pid, handle.start_ticks), "process"
+            )
+            self._watch = self._scope.spawn(self._watch_leader(record.id, handle), "watch")
+            self._parts.boundary(f"release:{record.instance}")
+            await gate.release()
+            self._parts.boundary(f"released:{record.instance}")
+        except BaseException:
+            await gate.abandon()
+            raise
+
+    async def _spawn(self, request: SpawnRequest) -> Gate:
+        """A spawn that is cancelled half-way must not leave a child at a gate that nobody holds."""
+        spawning = self._scope.spawn(self._parts.launcher.spawn(request), "spawn", expected=(HotseatError,))
+        try:
+            return await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            spawning.add_done_callback(self._abandon_late)
+            raise
+
+    def _abandon_late(self, spawned: "asyncio.Task[Gate]") -> None:
+        if not spawned.cancelled() and spawned.exception() is None and not self._scope.closed:
+            self._scope.spawn(spawned.result().abandon(), "abandon")
+
+    def _extra_env(self, record: LaunchRecord) -> dict[str, str]:
+        return dict(record.env)
+
+    async def _until_ready(self, launch: LaunchId, record: LaunchRecord) -> None:
+        pause = READY_POLL_S
+        while True:
+            found = await self._probe()
+            if found.answer is not Answer.REFUSED and await self._port_is_a_strangers(record.port):
+                self._tell_exit(launch, _stranger(record.port))
+                return
+            if found.answer in (Answer.READY, Answer.ASLEEP):
+                self._post(EngineReady(at_s=self._now(), instance=self.instance, launch=launch, version=found.version))
+                self._health_on(launch)
+                return
+            await asyncio.sleep(pause)
+            pause = min(READY_POLL_MOST_S, pause * 1.3)
+
+    async def _port_is_a_strangers(self, port: int) -> bool:
+        """A 200 proves nothing: whoever listens must be one of our processes (None = it cannot be told: believe it)."""
+        return self.handle is not None and await self._parts.launcher.owns_port(self.handle, port) is False
+
+    # --- sleep, wake, stop ------------------------------------------------------------------------------------------
+
+    async def _sleep(self, effect: Sleep) -> None:
+        self._health_off()
+        engine = self._sleeper()
+        self._parts.boundary(f"sleep:{self.instance}")
+        try:
+            level = await asyncio.wait_for(engine.sleep(self.endpoint(), effect.level, effect.timeout_s), effect.timeout_s + 1.0)
+        except HotseatError as error:
+            self._post(
+                SleepErrored(at_s=self._now(), instance=self.instance, launch=effect.launch, reason=reason_of(error, Code.SLEEP_FAILED))
+            )
+            return
+        except TimeoutError:
+            return  # the reducer's own deadline sees to it
+        self._parts.boundary(f"slept:{self.instance}")
+        self._post(SleepReturned(at_s=self._now(), instance=self.instance, launch=effect.launch, level=level))
+
+    async def _wake(self, effect: Wake) -> None:
+        engine = self._sleeper()
+        self._parts.boundary(f"wake:{self.instance}")
+        try:
+            await asyncio.wait_for(engine.wake(self.endpoint(), effect.level, effect.timeout_s), effect.timeout_s + 1.0)
+        except HotseatError as error:
+            self._post(
+                WakeErrored(at_s=self._now(), instance=self.instance, launch=effect.launch, reason=reason_of(error, Code.WAKE_FAILED))
+            )
+            return
+        except TimeoutError:
+            return
+        self._parts.boundary(f"woken:{self.instance}")
+        self._post(EngineReady(at_s=self._now(), instance=self.instance, launch=effect.launch))
+        self._health_on(effect.launch)
+
+    async def _stop(self, effect: Stop) -> None:
+        """TERM or KILL the whole group, then report when no member is left; the reducer escalates."""
+        self._health_off()
+        handle = self.handle
+        if handle is not None:
+            self._parts.boundary(f"stop:{self.instance}")
+            await self._parts.launcher.terminate(handle, kill=effect.kill)
+            await self._parts.launcher.wait_leader(handle)
+            while await self._parts.launcher.members(handle):  # noqa: ASYNC110 - nothing wakes us when a stranger's child ends
+                await asyncio.sleep(GROUP_POLL_S)
+        self._parts.boundary(f"stopped:{self.instance}")
+        self._post(GroupEmpty(at_s=self._now(), instance=self.instance, launch=effect.launch))
+
+    async def _find(self, effect: Find) -> None:
+        """Look until there is something to say: the exit watcher tells of a death, the reducer's deadline ends a silence."""
+        if self.handle is None:
+            self._tell_exit(effect.launch, Reason(Code.RESTARTED, "its process was never let through the gate"))
+            return
+        pause = READY_POLL_S
+        while True:
+            state, found = await self._look_once(effect)
+            if state is not None:
+                self._post(
+                    Found(
+                        at_s=self._now(),
+                        instance=self.instance,
+                        launch=effect.launch,
+                        state=state,
+                        level=found.level,
+                        version=found.version,
+                    )
+                )
+                if state == "launching":
+                    await self._until_ready(effect.launch, self._need_record())
+                elif state == "awake":
+                    self._health_on(effect.launch)
+                return
+            await asyncio.sleep(pause)
+            pause = min(READY_POLL_MOST_S, pause * 1.3)
+
+    async def _look_once(self, effect: Find) -> tuple[str | None, Probe]:
+        record = self._need_record()
+        assert self.handle is not None
+        found = await self._probe()
+        owned = await self._parts.launcher.owns_port(self.handle, record.port)
+        if found.answer in (Answer.READY, Answer.ASLEEP) and owned is False:
+            return None, found
+        states = {Answer.READY: "awake", Answer.ASLEEP: "asleep", Answer.STARTING: "launching"}
+        state = states.get(found.answer)
+        if found.answer is Answer.ASLEEP and not isinstance(self._engine, CanSleep):
+            state = "awake"  # it wakes by itself with the next request
+        if state is None and effect.started_before and found.answer is Answer.REFUSED:
+            state = "launching"  # most engines listen only when they are loaded
+        if state == "launching" and not effect.started_before:
+            state = None
+        return state, found
+
+    # --- watching ---------------------------------------------------------------------------------------------------
+
+    async def _probe(self) -> Probe:
+        engine = self._engine
+        assert engine is not None
+        return await engine.probe(self.endpoint(), PROBE_TIMEOUT_S)
+
+    async def _watch_leader(self, launch: LaunchId, handle: ProcessHandle) -> None:
+        ended = await self._parts.launcher.wait_leader(handle)
+        engine, record = self._engine, self._need_record()
+        assert engine is not None
+        reason = engine.explain_exit(ended, await self._parts.read_log(record.log_path))
+        self._tell_exit(launch, reason, ended.code, ended.signal)
+
+    def _tell_exit(self, launch: LaunchId, reason: Reason, code: int | None = None, signal: int | None = None) -> None:
+        if self._exit_told:
+            return
+        self._exit_told = True
+        self._post(EngineExited(at_s=self._now(), instance=self.instance, launch=launch, reason=reason, exit_code=code, exit_signal=signal))
+
+    def _health_on(self, launch: LaunchId) -> None:
+        self._health_off()
+        self._health = self._scope.spawn(self._health_rounds(launch), "health")
+
+    def _health_off(self) -> None:
+        if self._health is not None:
+            self._health.cancel()
+
+    async def _health_rounds(self, launch: LaunchId) -> None:
+        """Evidence of death is an exit or a refused connection; a slow answer only stops new grants."""
+        refused, slow = 0, False
+        while True:
+            asked = await self._wait_for_round()
+            found = await self._probe()
+            refused = refused + 1 if found.answer is Answer.REFUSED else 0
+            if refused >= REFUSALS:
+                self._post(EngineRefused(at_s=self._now(), instance=self.instance, launch=launch))
+                return
+            if refused:
+                self._look.set()  # look again at once
+                await asyncio.sleep(READY_POLL_S)
+                continue
+            late = found.answer is Answer.SILENT
+            if late != slow or asked:
+                slow = late
+                self._post(EngineSlow(at_s=self._now(), instance=self.instance, launch=launch, slow=slow))
+
+    async def _wait_for_round(self) -> bool:
+        try:
+            async with asyncio.timeout(HEALTH_EVERY_S):
+                await self._look.wait()
+        except TimeoutError:
+            return False
+        self._look.clear()
+        return True
+
+    async def _watch_idle(self, launch: LaunchId) -> None:
+        """An adopted engine may still run the old daemon's requests: wait for its own count to be zero, twice."""
+        engine: object = self._engine
+        if not isinstance(engine, CountsRequests):
+            await asyncio.sleep(IDLE_BLIND_S)
+        else:
+            zeros = 0
+            while zeros < IDLE_READINGS:
+                running = await engine.running(self.endpoint(), PROBE_TIMEOUT_S)
+                zeros = zeros + 1 if running == 0 else 0
+                await asyncio.sleep(IDLE_POLL_S)
+        self._post(EngineIdle(at_s=self._now(), instance=self.instance, launch=launch))
+
+
+def reason_of(error: HotseatError, fallback: Code = Code.CRASHED) -> Reason:
+    """An error as a reason: its code where there is such a reason."""
+    try:
+        code = Code(error.code)
+    except ValueError:
+        code = fallback
+    return Reason(code, error.message, error.fix)
+
+
+def _stranger(port: int) -> Reason:
+    text = f"port {port} is answered by a process that is not ours"
+    return Reason(Code.PORT_TAKEN, text, "nothing to do: another port is tried at once")
