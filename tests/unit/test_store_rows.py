@@ -20,7 +20,7 @@ from scheduler.domain.plan import Move, MoveState, Step
 from scheduler.domain.reasons import Code, Reason
 from scheduler.store import tables
 from scheduler.store.actions import StoredAction, end_action, load_action, open_actions, recent_actions, save_action
-from scheduler.store.engine import open_database, translated
+from scheduler.store.engine import Database, open_database, translated
 from scheduler.store.events import append_event, list_events, newest_events
 from scheduler.store.footprints import StoredFootprint, forget_footprints, load_footprints, save_footprint
 from scheduler.store.instances import (
@@ -55,7 +55,7 @@ _GOALS = any_of(Goal, phase=st.sampled_from([Phase.AWAKE, Phase.ASLEEP, Phase.ST
 class Undone:
     """A transaction that is rolled back: what hypothesis writes in one example is not there in the next."""
 
-    def __init__(self, store: Undone) -> None:
+    def __init__(self, database: Database) -> None:
         self.connection = database.connect_writer()
 
     def __enter__(self) -> Connection:
