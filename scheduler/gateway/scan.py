@@ -1,0 +1,276 @@
+"""Find the top-level ``model`` of a JSON body, checking the whole body on the way. Pure.
+
+Bodies pass through byte for byte, so the body is never decoded into objects: a scan with compiled patterns needs no
+memory beyond the nesting depth, has no recursion to overflow, and can run in a thread without keeping the interpreter
+lock for long (each pattern works on a window of the body). `json.loads` offers none of the three, nor positions of
+values, nor a refusal of duplicate keys.
+"""
+
+import codecs
+import json
+import re
+from dataclasses import dataclass
+
+from scheduler.domain.errors import Invalid
+from scheduler.gateway.errors import BadRequest, UnknownModel
+
+#: Deeper nesting than any real request has; engines would fail on it in worse ways.
+MAX_DEPTH = 512
+MAX_NAME = 128
+_WINDOW = 64 << 10
+_BOM = b"\xef\xbb\xbf"
+_LONGEST_KEY = 64  # enough for "model" and "stream" written in \\u escapes
+
+_WS = rb"[ \t\n\r]*+"
+_NUMBER = rb"-?+(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?+[0-9]++)?+"
+_PLAIN = rb"[ !#-\[\]-\xff]*+"  # all but quote, backslash and control characters
+_CHARS = _PLAIN + rb'(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})' + _PLAIN + rb")*+"
+_STRING = rb'"' + _CHARS + rb'"'
+_SCALAR = _STRING + rb"|" + _NUMBER + rb"|true|false|null"
+
+
+def _nested(value: bytes) -> tuple[bytes, bytes, bytes]:
+    """Patterns for what one more level can hold: any value up to there, a list item, an object member."""
+    item = _WS + value + _WS
+    member = _WS + _STRING + _WS + rb":" + _WS + value + _WS
+    in_list = rb"\[(?:" + item + rb"(?:," + item + rb")*+|" + _WS + rb")\]"
+    in_object = rb"\{(?:" + member + rb"(?:," + member + rb")*+|" + _WS + rb")\}"
+    return rb"(?:" + _SCALAR + rb"|" + in_list + rb"|" + in_object + rb")", item, member
+
+
+_value2 = _nested(_nested(rb"(?:" + _SCALAR + rb")")[0])[0]
+_, _ITEM, _MEMBER = _nested(_value2)
+
+_skip_ws = re.compile(_WS).match
+_chars = re.compile(_CHARS).match
+_scalar = re.compile(_NUMBER + rb"|true|false|null").match
+# Many small elements at once, each with the comma behind it: messages, arrays of token ids, flat objects.
+_items = re.compile(rb"(?:" + _ITEM + rb",)*+").match
+_members = re.compile(rb"(?:" + _MEMBER + rb",)*+").match
+
+# A whole member of the outermost object, where its value is not nested too deeply: nearly always.
+_top_member = re.compile(_WS + rb"(" + _STRING + rb")" + _WS + rb":" + _WS + rb"(" + _value2 + rb")" + _WS).match
+
+_QUOTE, _COMMA, _COLON, _BACKSLASH = b'",:\\'
+_OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
+_CLOSER = {_OPEN_LIST: _CLOSE_LIST, _OPEN_OBJECT: _CLOSE_OBJECT}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a body asks for: the model as named, where that value stands in the bytes, and whether to stream."""
+
+    model: str
+    start: int
+    end: int
+    stream: bool
+
+    def spliced(self, body: bytes, served_model: str) -> tuple[bytes | memoryview, ...]:
+        """The body with the model value replaced, as parts to send; nothing is copied but the new value."""
+        view = memoryview(body)
+        return view[: self.start], json.dumps(served_model).encode(), view[self.end :]
+
+
+def scan(body: bytes) -> Call:
+    """Check a body and find its model.
+
+    Raises Invalid (invalid_json) naming the position, or the missing, doubled or mistyped ``model``;
+    UnknownModel (model_not_found) for a name no model can have.
+    """
+    _check_utf8(body)
+    scanner = _Scanner(body)
+    start, end, stream = scanner.top_level()
+    model = json.loads(body[start:end])
+    if not model or len(model) > MAX_NAME:
+        what = "is empty" if not model else f"has {len(model)} characters; names have at most {MAX_NAME}"
+        raise UnknownModel(f'The value of "model" {what}.')
+    return Call(model, start, end, stream)
+
+
+def _check_utf8(body: bytes) -> None:
+    if body.isascii():
+        return
+    if body[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise Invalid("The request body is UTF-16 or UTF-32; send UTF-8.", code="invalid_json")
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    pos = 0
+    while pos < len(body):
+        pending = len(decoder.getstate()[0])
+        piece = body[pos : pos + (1 << 20)]
+        try:
+            decoder.decode(piece, final=pos + len(piece) == len(body))
+        except UnicodeDecodeError as error:
+            raise _bad(body, pos - pending + error.start, "a byte that is not UTF-8") from None
+        pos += len(piece)
+
+
+def _bad(body: bytes, pos: int, what: str) -> Invalid:
+    return Invalid(f"The request body is not valid JSON: {what} at {_place(body, pos)}.", code="invalid_json")
+
+
+def _place(body: bytes, pos: int) -> str:
+    line = body.count(b"\n", 0, pos) + 1
+    column = pos - body.rfind(b"\n", 0, pos)
+    return f"line {line}, column {column} (byte {pos})"
+
+
+def _key_name(raw: bytes) -> str:
+    """A key in quotes as text; "" when it is too long to be one we look for."""
+    if len(raw) > _LONGEST_KEY:
+        return ""
+    return str(json.loads(raw)) if b"\\" in raw else raw[1:-1].decode()
+
+
+class _Scanner:
+    """One pass over one body."""
+
+    __slots__ = ("_body", "_size")
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._size = len(body)
+
+    def top_level(self) -> tuple[int, int, bool]:
+        """Walk the outermost object; returns the span of the model value and whether to stream."""
+        body = self._body
+        pos = self._ws(len(_BOM) if body.startswith(_BOM) else 0)
+        if pos == self._size:
+            raise Invalid("The request body is empty; send a JSON object.", code="invalid_json")
+        if body[pos] != _OPEN_OBJECT:
+            self._value(pos)  # say where it is broken, if it is not JSON at all
+            raise Invalid("The request body must be a JSON object.", code="invalid_json")
+        span: tuple[int, int] | None = None
+        stream = False
+        pos = self._ws(pos + 1)
+        more = self._at(pos) != _CLOSE_OBJECT
+        while more:
+            key, start, end = self._member(pos)
+            if key == "model":
+                span = self._model(start, end, doubled=span is not None)
+            elif key == "stream":
+                stream = body[start:end] == b"true"
+            pos = self._ws(end)
+            more = self._at(pos) == _COMMA
+            pos = self._ws(pos + 1) if more else pos
+        if self._at(pos) != _CLOSE_OBJECT:
+            raise self._expected(pos, '"," or "}"')
+        pos = self._ws(pos + 1)
+        if pos < self._size:
+            raise _bad(body, pos, "something behind the end of the object")
+        if span is None:
+            raise BadRequest('The request body names no model: the key "model" is missing.', param="model")
+        return *span, stream
+
+    def _member(self, pos: int) -> tuple[str, int, int]:
+        """Key of the member at ``pos`` ("" when it is none we look for), and the span of its value."""
+        limit = min(pos + _WINDOW, self._size)
+        found = _top_member(self._body, pos, limit)
+        if found is not None and found.end() < limit:  # at the limit, a number might go on behind it
+            start, end = found.span(2)
+            return _key_name(found[1]), start, end
+        key, start = self._key(pos)
+        return key, start, self._value(start)
+
+    def _model(self, start: int, end: int, *, doubled: bool) -> tuple[int, int]:
+        if doubled:
+            where = _place(self._body, start)
+            raise BadRequest(f'The request body has a second "model" at {where}; which of the two is meant cannot be told.', param="model")
+        if self._body[start] != _QUOTE:
+            raise BadRequest('The value of "model" must be a string.', param="model")
+        return start, end
+
+    def _at(self, pos: int) -> int:
+        return self._body[pos] if pos < self._size else -1
+
+    def _ws(self, pos: int) -> int:
+        if pos < self._size and self._body[pos] > 32:
+            return pos
+        found = _skip_ws(self._body, pos)
+        return found.end() if found is not None else pos
+
+    def _expected(self, pos: int, what: str) -> Invalid:
+        if pos >= self._size:
+            return _bad(self._body, self._size, f"it ends where {what} should be")
+        return _bad(self._body, pos, f"expected {what}")
+
+    def _string(self, pos: int) -> int:
+        """Behind the string that opens at ``pos``."""
+        if self._at(pos) != _QUOTE:
+            raise self._expected(pos, "a string")
+        pos += 1
+        while True:
+            found = _chars(self._body, pos, min(pos + _WINDOW, self._size))
+            end = found.end() if found is not None else pos
+            if self._at(end) == _QUOTE:
+                return end + 1
+            if end == pos:
+                raise self._broken_string(pos)
+            pos = end
+
+    def _broken_string(self, pos: int) -> Invalid:
+        if pos >= self._size:
+            return _bad(self._body, pos, "it ends inside a string")
+        if self._body[pos] == _BACKSLASH:
+            return _bad(self._body, pos, "an escape that JSON does not have")
+        return _bad(self._body, pos, "a control character inside a string")
+
+    def _key(self, pos: int) -> tuple[str, int]:
+        """The key at ``pos`` ("" when it is none we look for) and where its value starts."""
+        end = self._string(pos)
+        colon = self._ws(end)
+        if self._at(colon) != _COLON:
+            raise self._expected(colon, '":"')
+        return _key_name(self._body[pos:end]), self._ws(colon + 1)
+
+    def _value(self, pos: int) -> int:
+        """Behind the value that starts at ``pos``; nesting is kept on a list, not on the call stack."""
+        open_: list[int] = []
+        while True:
+            first = self._at(pos)
+            if first in _CLOSER:
+                open_.append(first)
+                if len(open_) > MAX_DEPTH:
+                    raise _bad(self._body, pos, f"nesting deeper than {MAX_DEPTH} levels")
+                pos = self._ws(pos + 1)
+                if self._at(pos) != _CLOSER[first]:
+                    pos = self._next_value(pos, first)
+                    continue
+            else:
+                pos = self._leaf(pos, first)
+            inner = self._close(pos, open_)
+            if inner < 0:
+                return ~inner
+            pos = inner
+
+    def _close(self, pos: int, open_: list[int]) -> int:
+        """After a value: close what ends here. The start of the next value, or ``~end`` when all is closed."""
+        while open_:
+            pos = self._ws(pos)
+            sign = self._at(pos)
+            if sign == _COMMA:
+                return self._next_value(self._ws(pos + 1), open_[-1])
+            if sign != _CLOSER[open_[-1]]:
+                raise self._expected(pos, f'"," or "{chr(_CLOSER[open_[-1]])}"')
+            open_.pop()
+            pos += 1
+        return ~pos
+
+    def _next_value(self, pos: int, container: int) -> int:
+        """Where the next value starts that is not part of a run of small elements."""
+        run = _items if container == _OPEN_LIST else _members
+        while True:
+            found = run(self._body, pos, min(pos + _WINDOW, self._size))
+            end = found.end() if found is not None else pos
+            if end == pos:
+                break
+            pos = end
+        pos = self._ws(pos)
+        return pos if container == _OPEN_LIST else self._key(pos)[1]
+
+    def _leaf(self, pos: int, first: int) -> int:
+        if first == _QUOTE:
+            return self._string(pos)
+        found = _scalar(self._body, pos)
+        if found is None:
+            raise self._expected(pos, "a value")
+        return found.end()
