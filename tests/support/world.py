@@ -1,0 +1,401 @@
+"""A pretended machine in virtual time: devices, processes and engines that outlive the daemon.
+
+The machine (:class:`World`) is what really exists; a daemon sees it through the ports of :mod:`tests.support.world_ports`
+(``world.daemon()``). ``world.crash()`` takes the daemon away: its ports never answer again, children that still wait at
+their gate end, everything else goes on. Physics is the world's own: memory is where the live processes are, freed memory
+is seen free only after a lag, and taking more than a device has kills the taker and is recorded (``world.overflows``).
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scheduler.domain.device import DeviceInfo
+from scheduler.domain.ids import DeviceId, ModelName
+from scheduler.domain.lease import Outcome
+from scheduler.domain.reasons import Code
+from scheduler.domain.units import GIB
+from scheduler.ports.launcher import ExitInfo, ProcessHandle, SpawnRequest
+from tests.support.behaviour import NEVER, Behaviour, Child, Ended, EngineLife, Stage
+
+BOOT_ID = "11111111-2222-4333-8444-555555555555"
+FIRST_PORT = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the world's own log: what really happened, whatever the daemon believes."""
+
+    at_s: float
+    what: str  # spawned started ready asleep woken ended killed out_of_memory cut misdirected gate_closed
+    subject: str  # model or device
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class WorldDevice:
+    """A device. ``foreign_bytes`` is used by somebody else; an unreadable one gives no samples."""
+
+    info: DeviceInfo
+    foreign_bytes: int = 0
+    readable: bool = True
+    lagging: list[tuple[float, int, int]] = field(default_factory=list)  # (free at, bytes, pid that held them)
+    peak_bytes: int = 0  # most ever used on it
+
+
+@dataclass(slots=True)
+class Process:
+    """A process. ``life`` and ``share``: how much of an engine's memory it holds; ``frozen`` after that engine's end."""
+
+    pid: int
+    start_ticks: int
+    session: int
+    model: ModelName
+    token: str | None
+    devices: tuple[DeviceId, ...] = ()
+    life: EngineLife | None = None
+    share: float = 1.0
+    frozen_bytes: int = 0
+    role: Child | None = None  # None = the leader
+    gated_by: object | None = None  # the daemon that holds its gate
+    request: SpawnRequest | None = None
+    alive: bool = True
+    exit: ExitInfo = field(default_factory=ExitInfo)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    timer: asyncio.TimerHandle | None = None
+    running: int = 0  # requests inside
+    cuts: int = 0  # how often requests inside were cut by a sleep
+
+    def device_bytes(self, now_s: float) -> int:
+        """Bytes on each of its devices."""
+        if not self.alive or self.gated_by is not None:
+            return 0
+        if self.life is None or self.life.stage is Stage.ENDED:
+            return self.frozen_bytes
+        return int(self.life.device_bytes(now_s) * self.share)
+
+
+class World:
+    """See the module's docstring. Make it inside a running loop; ``behaviours`` are looked up at each exec."""
+
+    def __init__(self, devices: Sequence[DeviceInfo], behaviours: Mapping[str, Behaviour] | None = None) -> None:
+        self.devices = {info.id: WorldDevice(info) for info in devices}
+        self.behaviours = {ModelName(name): knobs for name, knobs in (behaviours or {}).items()}
+        self.processes: dict[int, Process] = {}
+        self.listeners: dict[int, Process | None] = {}  # port -> who listens; None = a stranger that answers 200
+        self.logs: dict[str, list[str]] = {}  # log path -> lines
+        self.log: list[Entry] = []
+        self.starts: Counter[ModelName] = Counter()
+        self.host_peak_bytes = 0
+        self.sample_s = 0.0  # how long a measurement takes
+        self.on_change: Callable[[], None] = lambda: None  # called after every change, for checks
+        self._loop = asyncio.get_running_loop()
+        self._pids = itertools.count(1000)
+        self._ports = itertools.count(FIRST_PORT)
+        self._held: dict[tuple[int, DeviceId], int] = {}
+        self._daemon: object | None = None
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        """The loop's time."""
+        return self._loop.time()
+
+    @property
+    def overflows(self) -> list[Entry]:
+        """Every time that more was taken than there is; must stay empty unless a test lies about sizes."""
+        return [entry for entry in self.log if entry.what == "out_of_memory"]
+
+    @property
+    def misdirected(self) -> list[Entry]:
+        """Requests that reached an engine which was not awake; must stay empty."""
+        return [entry for entry in self.log if entry.what == "misdirected"]
+
+    def happened(self, what: str, model: str = "") -> list[Entry]:
+        """Log entries of one kind, of one model or of all."""
+        return [entry for entry in self.log if entry.what == what and model in ("", entry.subject)]
+
+    def used_bytes(self, device: DeviceId) -> int:
+        """What is really used: live processes, memory not yet seen free, others."""
+        self.settle()
+        return self._used(device)
+
+    def _used(self, device: DeviceId) -> int:
+        held = sum(value for (_, where), value in self._held.items() if where == device)
+        there = self.devices[device]
+        return held + sum(value for _, value, _ in there.lagging) + there.foreign_bytes
+
+    def own_bytes(self, device: DeviceId, pids: frozenset[int]) -> int:
+        """What these processes hold on a device, as a driver would say: a dead process holds nothing."""
+        self.settle()
+        held = sum(value for (pid, where), value in self._held.items() if where == device and pid in pids)
+        return held + sum(value for _, value, pid in self.devices[device].lagging if pid in pids and self.processes[pid].alive)
+
+    def host_bytes(self) -> int:
+        """Host memory held by copies of sleepers."""
+        return sum(p.life.host_bytes() for p in self.processes.values() if p.alive and p.life is not None and p.role is None)
+
+    def engines(self, model: str = "") -> list[Process]:
+        """Live leaders past their gate, of one model or of all."""
+        return [p for p in self._live() if p.role is None and p.gated_by is None and model in ("", p.model)]
+
+    def engine(self, model: str) -> Process:
+        """The one live leader of a model. Raises LookupError when there is none, or more than one."""
+        found = self.engines(model)
+        if len(found) != 1:
+            raise LookupError(f"{len(found)} live engines of {model}")
+        return found[0]
+
+    def group(self, session: int) -> list[Process]:
+        """Live processes of a session."""
+        return [p for p in self._live() if p.session == session]
+
+    def _live(self) -> list[Process]:
+        return [p for p in self.processes.values() if p.alive]
+
+    # --- the daemon's coming and going ------------------------------------------------------------------------------
+
+    def attach(self, daemon: object) -> None:
+        """A daemon starts to use the machine; the one before must be gone."""
+        if self._daemon is not None:
+            raise AssertionError("the machine has a daemon already; crash it first")
+        self._daemon = daemon
+
+    def is_attached(self, daemon: object) -> bool:
+        """Whether this daemon is the living one."""
+        return daemon is self._daemon
+
+    def crash(self) -> None:
+        """kill -9 of the daemon: its ports fall silent, children at their gates see the end of the pipe and exit."""
+        gone, self._daemon = self._daemon, None
+        for process in self._live():
+            if gone is not None and process.gated_by is gone:
+                self.close_gate(process)
+
+    # --- processes --------------------------------------------------------------------------------------------------
+
+    def spawn(self, request: SpawnRequest, model: ModelName, devices: tuple[DeviceId, ...], daemon: object) -> Process:
+        """A child in a session of its own, waiting at its gate."""
+        process = self._new_process(model, request.token, devices)
+        process.request, process.gated_by = request, daemon
+        self._note("spawned", model, request.token)
+        return process
+
+    def _new_process(self, model: ModelName, token: str | None, devices: tuple[DeviceId, ...], session: int = 0) -> Process:
+        pid = next(self._pids)
+        process = Process(pid=pid, start_ticks=100 * pid, session=session or pid, model=model, token=token, devices=devices)
+        self.processes[pid] = process
+        return process
+
+    def close_gate(self, process: Process) -> None:
+        """A child whose gate closes ends without ever having been an engine."""
+        self._note("gate_closed", process.model, str(process.pid))
+        self._bury(process, ExitInfo(code=0))
+
+    def exec(self, process: Process, port: int) -> None:
+        """The child becomes the engine."""
+        knobs = self.behaviours.get(process.model, Behaviour())
+        attempt = self.starts[process.model]
+        self.starts[process.model] += 1
+        process.gated_by = None
+        process.life = EngineLife(knobs, attempt, self.now_s)
+        process.share = 1.0 - sum(child.share for child in knobs.children)
+        self.listeners[port] = None if attempt < knobs.port_taken else process
+        for role in knobs.children:
+            child = self._new_process(process.model, process.token if role.keeps_token else None, process.devices, process.session)
+            child.role, child.share, child.life = role, role.share, process.life
+        self._note("started", process.model, f"pid {process.pid} on {','.join(process.devices)}")
+        self.settle(taker=process)
+        self._arm(process)
+
+    def terminate(self, session: int, *, kill: bool) -> None:
+        """TERM or KILL for every process of a session."""
+        for process in self.group(session):
+            if kill or process.gated_by is not None:
+                self._kill(process)
+            elif process.role is None and process.life is not None:
+                process.life.term(self.now_s)
+                self._arm(process)
+            elif process.role is not None and not process.role.ignores_term and process.role.outlives:
+                self._bury(process, ExitInfo(signal=15))  # the others are ended by their leader
+
+    def kill(self, model: str) -> None:
+        """kill -9 of a model's leader by somebody else."""
+        self._kill(self.engine(model))
+
+    def end(self, model: str, how: Ended) -> None:
+        """A model's leader ends by itself."""
+        process = self.engine(model)
+        assert process.life is not None
+        self._remember_share(process)
+        process.life.end(how)
+        self._leader_ended(process)
+
+    def _kill(self, process: Process) -> None:
+        self._note("killed", process.model, f"pid {process.pid}")
+        if process.role is None and process.life is not None:
+            self._remember_share(process)
+            process.life.end(Ended(signal=9))
+            self._leader_ended(process)
+        else:
+            self._bury(process, ExitInfo(signal=9))
+
+    def _remember_share(self, leader: Process) -> None:
+        """What survivors hold is what they held when their leader died."""
+        assert leader.life is not None
+        for process in self.group(leader.session):
+            process.frozen_bytes = int(leader.life.device_bytes(self.now_s) * process.share)
+
+    def _leader_ended(self, leader: Process) -> None:
+        assert leader.life is not None
+        how = leader.life.ended
+        assert how is not None
+        if how.code is not Code.NONE and leader.request is not None:
+            self.logs.setdefault(leader.request.log_path, []).append(f"fatal {how.code.value}: {how.text}")
+        self._bury(leader, ExitInfo(code=how.exit_code, signal=how.signal))
+        for process in self.group(leader.session):
+            if process.role is not None and not process.role.outlives:
+                self._bury(process, ExitInfo(signal=9))
+
+    def _bury(self, process: Process, how: ExitInfo) -> None:
+        process.alive, process.exit, process.gated_by = False, how, None
+        if process.timer is not None:
+            process.timer.cancel()
+        self.listeners = {port: who for port, who in self.listeners.items() if who is not process}
+        self._note("ended", process.model, f"pid {process.pid} code {how.code} signal {how.signal}")
+        self.settle()
+        process.ended.set()
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def _arm(self, process: Process) -> None:
+        if process.timer is not None:
+            process.timer.cancel()
+            process.timer = None
+        assert process.life is not None
+        due = process.life.next_change_s()
+        if process.alive and due < NEVER:
+            process.timer = self._loop.call_at(due, self.catch_up, process)
+
+    def catch_up(self, process: Process) -> None:
+        """Let what is due inside an engine happen; to be called before its life is looked at or talked to."""
+        life = process.life
+        assert life is not None
+        if not process.alive or life.next_change_s() > self.now_s:
+            return
+        self._remember_share(process)
+        before = life.stage
+        life.advance(self.now_s)
+        if life.stage is Stage.ENDED:
+            self._leader_ended(process)
+            return
+        if life.stage is not before:
+            names = {Stage.AWAKE: "ready" if before is Stage.LOADING else "woken", Stage.ASLEEP: "asleep"}
+            self._note(names.get(life.stage, life.stage.value), process.model, f"level {life.level}")
+        self.settle(taker=process)
+        self._arm(process)
+
+    def settle(self, taker: Process | None = None) -> None:
+        """Bring the books up to date: who holds what, what is not seen free yet, peaks; an overflow ends the ``taker``."""
+        now = self.now_s
+        grew = self._account(now)
+        self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes())
+        for device, there in self.devices.items():
+            there.lagging = [item for item in there.lagging if item[0] > now]
+            used = self._used(device)
+            there.peak_bytes = max(there.peak_bytes, used)
+            if used > there.info.capacity_bytes and device in grew:
+                self._note("out_of_memory", str(device), f"{used - there.info.capacity_bytes} bytes too many, taken by {grew[device]}")
+                if taker is not None and taker.alive and taker.life is not None and device in taker.devices:
+                    taker.life.end(Ended(exit_code=1, code=Code.DEVICE_OOM, text=f"out of memory on {device}"))
+                    self._leader_ended(taker)
+                    return
+        self.on_change()
+
+    def _account(self, now: float) -> dict[DeviceId, ModelName]:
+        grew: dict[DeviceId, ModelName] = {}
+        for process in self.processes.values():
+            for device in process.devices:
+                key = (process.pid, device)
+                held, before = process.device_bytes(now), self._held.get(key, 0)
+                if held > before:
+                    grew[device] = process.model
+                lag = self.behaviours.get(process.model, Behaviour()).free_lag_s
+                if held < before and lag > 0:
+                    self.devices[device].lagging.append((now + lag, before - held, process.pid))
+                if held:
+                    self._held[key] = held
+                else:
+                    self._held.pop(key, None)
+        return grew
+
+    # --- requests, and other people's doings ------------------------------------------------------------------------
+
+    async def request(self, base_url: str, seconds: float) -> Outcome:
+        """An inference request of that duration, as a client of the engine lives it."""
+        process = self.listeners.get(port_of(base_url))
+        if process is None or process.life is None or process.life.refuses:
+            return Outcome.ENGINE_LOST
+        self.catch_up(process)
+        if process.life.stage is not Stage.AWAKE:
+            self._note("misdirected", process.model, f"a request reached it while {process.life.stage}")
+            return Outcome.ENGINE_ERROR
+        cuts = process.cuts
+        process.running += 1
+        try:
+            async with asyncio.timeout(seconds):
+                await process.ended.wait()
+        except TimeoutError:
+            return Outcome.OK if process.cuts == cuts else Outcome.ABORTED
+        finally:
+            process.running -= 1
+        return Outcome.ENGINE_LOST
+
+    def cut_requests(self, process: Process) -> None:
+        """Requests inside end with a partial answer: the engine is being put to sleep under them."""
+        if process.running:
+            process.cuts += 1
+            self._note("cut", process.model, f"{process.running} requests")
+
+    def set_foreign(self, device: DeviceId, foreign_bytes: int) -> None:
+        """Somebody else uses so much of a device."""
+        self.devices[device].foreign_bytes = foreign_bytes
+        self.settle()
+
+    def poke(self, process: Process) -> None:
+        """Its life was changed from outside (a control call): re-arm its timer and the books."""
+        self.settle(taker=process)
+        if process.alive:
+            self._arm(process)
+
+    def free_port(self) -> int:
+        """A port nobody listens on."""
+        return next(port for port in self._ports if port not in self.listeners)
+
+    def handle_of(self, process: Process) -> ProcessHandle:
+        """Its identity."""
+        return ProcessHandle(boot_id=BOOT_ID, pid=process.pid, start_ticks=process.start_ticks)
+
+    def _note(self, what: str, subject: str, detail: str = "") -> None:
+        self.log.append(Entry(self.now_s, what, subject, detail))
+
+
+def port_of(base_url: str) -> int:
+    """The port of ``http://127.0.0.1:PORT``."""
+    return int(base_url.rstrip("/").rpartition(":")[2])
+
+
+def device(name: str, capacity_gib: float, *, kind: str = "nvidia", index: int = 0, host_memory: bool = False) -> DeviceInfo:
+    """A device without reserve or headroom."""
+    return DeviceInfo(
+        id=DeviceId(name),
+        kind=kind,
+        name=f"pretended {kind}",
+        index=index,
+        uuid=f"uuid-{name}",
+        capacity_bytes=int(capacity_gib * GIB),
+        host_memory=host_memory,
+    )

@@ -1,0 +1,337 @@
+"""The ports of a daemon onto a :class:`tests.support.world.World`. After ``world.crash()`` they never answer again."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scheduler.domain.claims import Footprint, Source
+from scheduler.domain.device import DeviceInfo, DeviceSample
+from scheduler.domain.errors import Permanent, Temporary
+from scheduler.domain.ids import DeviceId, Holder, ModelName
+from scheduler.domain.model import ModelSpec
+from scheduler.domain.reasons import Code, Reason
+from scheduler.ports.engine import Answer, CommandLine, Endpoint, LaunchPlan, Probe
+from scheduler.ports.launcher import ExitInfo, Owned, ProcessHandle, SpawnRequest
+from tests.support.behaviour import NEVER, Behaviour, Reply, StartFailure
+from tests.support.world import BOOT_ID, Process, World, port_of
+
+ENGINE = "pretended"
+VERSION = "1.0-pretended"
+
+
+class Daemon:
+    """One daemon's ports. ``crashed`` ones hang for ever: code of a dead daemon gets no further."""
+
+    def __init__(self, world: World, kinds: Sequence[str] = ()) -> None:
+        self.world = world
+        self.launcher = WorldLauncher(self)
+        found = {there.info.kind for there in world.devices.values()}
+        self.sources = [WorldDevices(self, kind) for kind in (kinds or sorted(found))]
+        self.engine = WorldEngine(self, tuple(sorted(found)))
+        self.engines = {ENGINE: self.engine}
+        world.attach(self)
+
+    async def alive(self) -> None:
+        """Go on while this daemon lives; never come back when it is dead."""
+        if not self.world.is_attached(self):
+            await asyncio.Event().wait()
+
+    def read_log(self, path: str) -> Sequence[str]:
+        """The lines of an engine's log."""
+        return self.world.logs.get(path, ())
+
+
+def spec_of_argv(argv: Sequence[str]) -> tuple[ModelName, tuple[DeviceId, ...], int]:
+    """Model, devices and port of a command line that :meth:`WorldEngine.command` made."""
+    _, name, devices, port = argv
+    return ModelName(name), tuple(DeviceId(d) for d in devices.split(",") if d), int(port)
+
+
+class WorldGate:
+    """A child at its gate."""
+
+    def __init__(self, daemon: Daemon, process: Process) -> None:
+        self._daemon = daemon
+        self._process = process
+
+    @property
+    def handle(self) -> ProcessHandle:
+        """Its identity."""
+        return self._daemon.world.handle_of(self._process)
+
+    async def release(self) -> None:
+        """Let it become the engine. Raises Permanent when there is no such program."""
+        await self._daemon.alive()
+        process = self._process
+        if process.gated_by is None or process.request is None:
+            raise Permanent(f"process {process.pid} is not at its gate any more", code=Code.CRASHED)
+        name, _, port = spec_of_argv(process.request.argv)
+        if self._daemon.world.behaviours.get(name, Behaviour()).executable_missing:
+            self._daemon.world.close_gate(process)
+            raise Permanent("no such program", code=Code.EXECUTABLE_MISSING, fix="install it")
+        self._daemon.world.exec(process, port)
+
+    async def abandon(self) -> None:
+        """Close the gate; does nothing to an engine that runs."""
+        await self._daemon.alive()
+        if self._process.gated_by is self._daemon:
+            self._daemon.world.close_gate(self._process)
+
+
+class WorldLauncher:
+    """Implements scheduler.ports.launcher.Launcher."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._world = daemon.world
+        self._ours: set[int] = set()
+
+    @property
+    def boot_id(self) -> str:
+        """The one boot of this world."""
+        return BOOT_ID
+
+    async def spawn(self, request: SpawnRequest) -> WorldGate:
+        """A child at its gate."""
+        await self._daemon.alive()
+        name, devices, _ = spec_of_argv(request.argv)
+        process = self._world.spawn(request, name, devices, self._daemon)
+        self._ours.add(process.pid)
+        return WorldGate(self._daemon, process)
+
+    async def members(self, handle: ProcessHandle) -> frozenset[int]:
+        """Live processes of the session."""
+        await self._daemon.alive()
+        return frozenset(p.pid for p in self._group(handle))
+
+    def _group(self, handle: ProcessHandle) -> list[Process]:
+        leader = self._world.processes.get(handle.pid)
+        if handle.boot_id != BOOT_ID or leader is None or leader.start_ticks != handle.start_ticks:
+            return []
+        return self._world.group(leader.session)
+
+    async def leader_alive(self, handle: ProcessHandle) -> bool:
+        """Whether the leader lives."""
+        await self._daemon.alive()
+        return any(p.pid == handle.pid for p in self._group(handle))
+
+    async def wait_leader(self, handle: ProcessHandle) -> ExitInfo:
+        """Return when the leader has ended; nobody saw how one of an earlier daemon did."""
+        await self._daemon.alive()
+        process = self._world.processes.get(handle.pid)
+        if process is None or handle.boot_id != BOOT_ID or process.start_ticks != handle.start_ticks:
+            return ExitInfo()
+        await process.ended.wait()
+        await self._daemon.alive()
+        return process.exit if process.pid in self._ours else ExitInfo()
+
+    async def terminate(self, handle: ProcessHandle, *, kill: bool) -> None:
+        """TERM or KILL for the group."""
+        await self._daemon.alive()
+        if self._group(handle):
+            self._world.terminate(handle.pid, kill=kill)
+
+    async def owns_port(self, handle: ProcessHandle, port: int) -> bool | None:
+        """Whether the group listens there."""
+        await self._daemon.alive()
+        listener = self._world.listeners.get(port)
+        return listener is not None and listener.session == handle.pid
+
+    async def owned(self, state_uuid: str) -> Sequence[Owned]:
+        """Live leaders that carry a token of this state directory; carriers where the leader is gone."""
+        await self._daemon.alive()
+        found: dict[int, Owned] = {}
+        for process in self._world.processes.values():
+            if not process.alive or process.token is None or not process.token.startswith(f"{state_uuid}:"):
+                continue
+            leader = self._world.processes[process.session]
+            shown = leader if leader.alive else process
+            found[shown.pid] = Owned(handle=self._world.handle_of(shown), token=process.token)
+        return list(found.values())
+
+    def free_port(self) -> int:
+        """A port nobody listens on."""
+        return self._world.free_port()
+
+
+class WorldEngine:
+    """Implements Engine, CanSleep and CountsRequests; finds the engine behind an endpoint by its port."""
+
+    def __init__(self, daemon: Daemon, kinds: tuple[str, ...]) -> None:
+        self._daemon = daemon
+        self._world = daemon.world
+        self._kinds = kinds
+
+    @property
+    def name(self) -> str:
+        """The type name."""
+        return ENGINE
+
+    @property
+    def device_kinds(self) -> tuple[str, ...]:
+        """Whatever the world has."""
+        return self._kinds
+
+    def owned_flags(self) -> Mapping[str, str]:
+        """None."""
+        return {}
+
+    def _knobs(self, name: ModelName) -> Behaviour:
+        return self._world.behaviours.get(name, Behaviour())
+
+    def levels(self, spec: ModelSpec) -> tuple[int, ...]:
+        """Those of its behaviour that the operator allows."""
+        own = self._knobs(spec.name).levels
+        return own if spec.levels is None else tuple(level for level in own if level in spec.levels)
+
+    def command(self, spec: ModelSpec, plan: LaunchPlan) -> CommandLine:
+        """A command line that the world's launcher understands."""
+        return CommandLine(argv=(ENGINE, spec.name, ",".join(plan.devices), str(plan.port)))
+
+    def served_model(self, spec: ModelSpec) -> str:
+        """Its own name."""
+        return spec.upstream_model or spec.name
+
+    async def preflight(self, spec: ModelSpec) -> None:
+        """Raises what the behaviour says."""
+        await self._daemon.alive()
+        found = self._knobs(spec.name).preflight
+        if found is not None:
+            raise Permanent(found.text, code=found.code.value, fix="see the behaviour")
+
+    async def estimate(self, spec: ModelSpec) -> Footprint:
+        """The guess of its behaviour."""
+        await self._daemon.alive()
+        knobs = self._knobs(spec.name)
+        guess = knobs.guess_bytes
+        return Footprint(
+            awake_bytes=guess if guess is not None else knobs.awake_bytes,
+            start_peak_bytes=0 if guess is not None else max(knobs.loading_bytes, knobs.awake_bytes),
+            residue_bytes=dict(knobs.residue_bytes),
+            host_bytes={level: knobs.host_bytes.get(level, 0) for level in knobs.levels},
+            start_s=knobs.start_s if knobs.start_s < NEVER else 30.0,
+            weights_bytes=knobs.awake_bytes,
+            source=Source.ESTIMATED if guess is not None else Source.DECLARED,
+        )
+
+    def _find(self, endpoint: Endpoint) -> Process | None:
+        return self._world.listeners.get(port_of(endpoint.base_url))
+
+    async def probe(self, endpoint: Endpoint, timeout_s: float) -> Probe:
+        """One look; a silent engine costs the time-out."""
+        await self._daemon.alive()
+        port = port_of(endpoint.base_url)
+        if port in self._world.listeners and self._world.listeners[port] is None:
+            return Probe(answer=Answer.READY)  # a stranger
+        process = self._find(endpoint)
+        if process is None or process.life is None:
+            return Probe(answer=Answer.REFUSED)
+        self._world.catch_up(process)
+        answer = process.life.answer(self._world.now_s)
+        level = process.life.level if answer is Answer.ASLEEP else None
+        if answer is Answer.SILENT:
+            await asyncio.sleep(timeout_s)
+        return Probe(answer=answer, level=level, version=VERSION if answer in (Answer.READY, Answer.ASLEEP) else "")
+
+    def explain_exit(self, exit_info: ExitInfo, log_tail: Sequence[str]) -> Reason:
+        """From the decisive line, else a crash."""
+        for line in reversed(log_tail):
+            if line.startswith("fatal "):
+                code, _, text = line.removeprefix("fatal ").partition(": ")
+                return Reason(Code(code), text, "see the behaviour", line)
+        how = f"signal {exit_info.signal}" if exit_info.signal is not None else f"code {exit_info.code}"
+        return Reason(Code.CRASHED, f"the engine ended with {how}")
+
+    async def running(self, endpoint: Endpoint, timeout_s: float) -> int | None:
+        """Requests inside."""
+        await self._daemon.alive()
+        process = self._find(endpoint)
+        return process.running if process is not None else None
+
+    async def sleep(self, endpoint: Endpoint, level: int, timeout_s: float) -> int:
+        """Ask it to sleep; the engine goes on by itself when nobody waits for the answer."""
+        await self._daemon.alive()
+        process = self._need(endpoint)
+        assert process.life is not None
+        self._world.cut_requests(process)
+        return (await self._answer(process, process.life.sleep(self._world.now_s, level), timeout_s)).level
+
+    async def wake(self, endpoint: Endpoint, level: int, timeout_s: float) -> None:
+        """Ask it to wake."""
+        await self._daemon.alive()
+        process = self._need(endpoint)
+        assert process.life is not None
+        await self._answer(process, process.life.wake(self._world.now_s), timeout_s)
+
+    def _need(self, endpoint: Endpoint) -> Process:
+        process = self._find(endpoint)
+        if process is None or process.life is None or process.life.refuses:
+            raise Temporary("connection refused", retry_after_s=1.0)
+        self._world.catch_up(process)
+        return process
+
+    async def _answer(self, process: Process, reply: Reply, timeout_s: float) -> Reply:
+        self._world.poke(process)
+        delay = reply.at_s - self._world.now_s
+        if delay <= 0:
+            pass
+        elif delay > timeout_s:
+            await asyncio.sleep(timeout_s)
+            raise Temporary(f"no answer within {timeout_s:g} s", retry_after_s=1.0)
+        else:
+            try:
+                async with asyncio.timeout(delay):
+                    await process.ended.wait()
+            except TimeoutError:
+                pass
+        await self._daemon.alive()
+        self._world.catch_up(process)
+        if not process.alive:
+            raise Temporary("connection reset", retry_after_s=1.0)
+        if reply.error:
+            raise Temporary(reply.error, retry_after_s=1.0)
+        return reply
+
+
+@dataclass(slots=True)
+class WorldDevices:
+    """Implements DeviceSource for one kind of device."""
+
+    daemon: Daemon
+    kind: str
+
+    async def inventory(self) -> Sequence[DeviceInfo]:
+        """All devices of the kind."""
+        await self.daemon.alive()
+        return [there.info for there in self.daemon.world.devices.values() if there.info.kind == self.kind]
+
+    async def sample(self, groups: Mapping[DeviceId, Mapping[Holder, frozenset[int]]]) -> Sequence[DeviceSample]:
+        """Measure; unreadable devices are left out."""
+        await self.daemon.alive()
+        world = self.daemon.world
+        started_at_s = world.now_s
+        if world.sample_s > 0:
+            await asyncio.sleep(world.sample_s)
+        return [
+            self._sample(world, there.info, groups.get(there.info.id, {}), started_at_s)
+            for there in world.devices.values()
+            if there.info.kind == self.kind and there.readable
+        ]
+
+    @staticmethod
+    def _sample(world: World, info: DeviceInfo, holders: Mapping[Holder, frozenset[int]], started_at_s: float) -> DeviceSample:
+        used = world.used_bytes(info.id)
+        own = {holder: world.own_bytes(info.id, pids) for holder, pids in holders.items()}
+        return DeviceSample(
+            device=info.id,
+            started_at_s=started_at_s,
+            used_bytes=used,
+            free_bytes=max(0, info.capacity_bytes - used),
+            foreign_bytes=max(0, used - sum(own.values())),
+            own=own,
+        )
+
+
+def fails(code: Code, *, after_s: float = 1.0, text: str = "") -> StartFailure:
+    """A start that fails with ``code``."""
+    return StartFailure(code=code, after_s=after_s, text=text or f"pretended {code.value}")
