@@ -191,7 +191,7 @@ def _admit(ctx: Context, move: Move, step: Step) -> MoveState | None:
         ctx.emit(Measure(devices=devices))
         return None
     ctx.tell("memory_not_freed", instance.model, f"not started: the room for {instance.model} was not seen free within {SETTLE_S:.0f} s")
-    ctx.state.blocked_until[instance.model] = ctx.now_s + 1.0
+    ctx.state.cooldown[instance.model] = ctx.now_s + 1.0
     return MoveState.FAILED
 
 

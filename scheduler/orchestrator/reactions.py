@@ -168,7 +168,8 @@ def start_moves(ctx: Context) -> bool:
     """Steps 4 to 7 for every model that is wanted; True when a move was opened."""
     state = ctx.state
     opened = False
-    state.blocked_until = {m: t for m, t in state.blocked_until.items() if t > ctx.now_s}
+    state.blocked_until = {}  # looked at anew after every event: a turn may end early
+    state.cooldown = {m: t for m, t in state.cooldown.items() if t > ctx.now_s}
     for model in _wanted_in_order(ctx):
         iid = instance_id(model)
         instance = ctx.instance(iid)
@@ -198,7 +199,7 @@ def _wanted_in_order(ctx: Context) -> list[ModelName]:
 
 
 def _may_start(ctx: Context, instance: Instance) -> bool:
-    if not ctx.state.store_ok or instance.model in ctx.state.blocked_until:
+    if not ctx.state.store_ok or instance.model in ctx.state.cooldown:
         return False
     if instance.phase is Phase.BACKOFF:
         due = instance.retry_at_s is None or ctx.now_s >= instance.retry_at_s

@@ -84,6 +84,7 @@ def next_deadline(state: State) -> float | None:
     times += [i.retry_at_s for i in state.instances.values() if i.retry_at_s is not None]
     times += list(state.blocked_until.values())
     times += list(state.settle_until.values())
+    times += list(state.cooldown.values())
     times += [f.turn_kept_until_s for f in state.facts.values()]
     times += [due for i in state.instances.values() if (due := upkeep.idle_deadline(ctx, i)) is not None]
     return min((t for t in times if t > state.now_s), default=None)  # what is due now was settled just now

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from scheduler.domain.device import DeviceSample
 from scheduler.domain.errors import HotseatError
-from scheduler.domain.ids import DeviceId, Holder, holder_of
+from scheduler.domain.ids import DeviceId, Holder, InstanceId, holder_of
 from scheduler.domain.instance import GROWING_PHASES, SHRINKING_PHASES
 from scheduler.orchestrator.events import Happening, Sampled
 from scheduler.orchestrator.parts import Parts
@@ -22,9 +22,7 @@ FAST_S = 0.25
 class Sampler:
     """Posts ``Sampled``. A family of devices that cannot be read is left out; its devices become stale by age."""
 
-    def __init__(
-        self, state: State, parts: Parts, supervisors: Callable[[], dict[str, Supervisor]], post: Callable[[Happening], None]
-    ) -> None:
+    def __init__(self, state: State, parts: Parts, supervisors: Mapping[InstanceId, Supervisor], post: Callable[[Happening], None]) -> None:
         self._state = state
         self._parts = parts
         self._supervisors = supervisors

@@ -128,7 +128,8 @@ class State:
     live: dict[InstanceId, Live] = field(default_factory=dict)
     holds: dict[HoldId, Hold] = field(default_factory=dict)
     hold_reasons: dict[ModelName, Reason] = field(default_factory=dict)
-    blocked_until: dict[ModelName, float] = field(default_factory=dict)
+    blocked_until: dict[ModelName, float] = field(default_factory=dict)  # when time alone may let it in
+    cooldown: dict[ModelName, float] = field(default_factory=dict)  # not tried again before
     leases: dict[LeaseId, Lease] = field(default_factory=dict)
     moves: dict[MoveId, Move] = field(default_factory=dict)
     wishes: dict[InstanceId, Wish] = field(default_factory=dict)

@@ -1,0 +1,173 @@
+"""Puts the orchestrator together and runs it: the same for the daemon and for the crash tests."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from scheduler.domain.claims import Footprint
+from scheduler.domain.errors import HotseatError
+from scheduler.domain.ids import ModelName, instance_id
+from scheduler.domain.instance import ConfigChanged, Phase
+from scheduler.domain.model import ModelSpec
+from scheduler.domain.reasons import Code, Reason
+from scheduler.orchestrator.applier import Applier
+from scheduler.orchestrator.context import Context
+from scheduler.orchestrator.desk import Listeners, ReadinessDesk
+from scheduler.orchestrator.effects import Effect, FinishAction, Tell
+from scheduler.orchestrator.events import Happening, ModelsChanged
+from scheduler.orchestrator.loop import ControlLoop
+from scheduler.orchestrator.parts import Parts
+from scheduler.orchestrator.recovery import close_moves, load_rows, reap, restart, seed
+from scheduler.orchestrator.sampling import Sampler
+from scheduler.orchestrator.state import Policy, State
+from scheduler.store.events import append_event
+from scheduler.store.models import load_models, mark_removed, save_models
+from scheduler.store.usage import add_usage
+from scheduler.telemetry.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+FLUSH_USAGE_S = 10.0
+
+
+@dataclass(slots=True)
+class Hooks:
+    """Who listens: the daemon's action book, event feed and metrics; the tests' invariant checks."""
+
+    finished: Callable[[FinishAction], None] = lambda _e: None
+    told: Callable[[Tell], None] = lambda _e: None
+    interrupted: Callable[[int], None] = lambda _n: None
+    observe: Callable[[Happening, State], None] | None = None
+    effects: Callable[[list[Effect]], None] = field(default=lambda _e: None)
+
+
+class Kernel:
+    """See the module. ``start`` recovers and returns once the first sample is in; holds wait for the rest."""
+
+    def __init__(self, parts: Parts, policy: Policy, hooks: Hooks | None = None) -> None:
+        self.parts = parts
+        self.hooks = hooks or Hooks()
+        self.state = State(policy=policy, now_s=parts.clock.monotonic(), wall=parts.clock.wall())
+        listeners = Listeners(finished=self.hooks.finished, told=self.hooks.told, cut=self.hooks.interrupted)
+        self.desk = ReadinessDesk(self.state, parts.clock, listeners)
+        self.applier = Applier(self.state, parts, self.desk, self.post)
+        self.loop = ControlLoop(self.state, parts.clock, self._apply, self.hooks.observe)
+        self.desk.post = self.post
+        self.sampler = Sampler(self.state, parts, self.applier.supervisors, self.post)
+        listeners.measure = lambda _devices: self.sampler.poke()
+        self._scope = TaskScope("kernel")
+
+    def post(self, event: Happening) -> None:
+        """Feed an event to the control loop."""
+        self.loop.post(event)
+
+    def _apply(self, effects: list[Effect]) -> None:
+        self.hooks.effects(effects)
+        self.applier.apply(effects)
+
+    async def start(self, models: Mapping[ModelName, ModelSpec], host_limit_bytes: int = 0) -> None:
+        """Recover from the journal, take one fresh sample, and run."""
+        state, parts = self.state, self.parts
+        state.host_limit_bytes = host_limit_bytes
+        changed = await self._register(models)
+        for source in parts.sources:
+            for info in await source.inventory():
+                state.devices[info.id] = info
+        await parts.writer.submit(lambda conn: close_moves(conn, parts.clock.wall()), "moves")
+        rows = await parts.writer.submit(load_rows, "load")
+        state.now_s, state.wall = parts.clock.monotonic(), parts.clock.wall()
+        alive = seed(state, rows, parts.launcher.boot_id)
+        self.loop.step(await self.registry_event(models))
+        effects = restart(state, alive, self.applier) + self._retry_changed(changed)
+        await self.sampler.once()
+        self._apply(effects)
+        self._scope.spawn(self.loop.run(), "control")
+        self._scope.spawn(self.sampler.run(), "sampler")
+        self._scope.spawn(self._flush_usage(), "usage")
+        self._scope.spawn(self._reap(), "reap")
+
+    async def stop(self) -> None:
+        """Stop acting and write what is still in memory; engines keep running."""
+        await self._scope.aclose()
+        await self.applier.close()
+        await self._write_usage()
+
+    async def crash(self) -> None:
+        """For tests: everything of this process is gone at once."""
+        await self._scope.aclose()
+        await self.applier.close()
+
+    # --- the registry -----------------------------------------------------------------------------------------------
+
+    async def change_models(self, models: Mapping[ModelName, ModelSpec]) -> None:
+        """A new registry while running."""
+        await self._register(models)
+        self.post(await self.registry_event(models))
+
+    async def registry_event(self, models: Mapping[ModelName, ModelSpec]) -> ModelsChanged:
+        """The registry with what the adapters say about each model."""
+        guesses: dict[ModelName, Footprint] = {}
+        levels: dict[ModelName, tuple[int, ...]] = {}
+        kinds: dict[ModelName, tuple[str, ...]] = {}
+        for name, spec in models.items():
+            engine = self.parts.engines[spec.engine]
+            able = engine.levels(spec)
+            levels[name] = able if spec.levels is None else tuple(n for n in able if n in spec.levels)
+            kinds[name] = engine.device_kinds
+            guesses[name] = await engine.estimate(spec)
+        return ModelsChanged(at_s=self.parts.clock.monotonic(), models=models, levels=levels, guesses=guesses, kinds=kinds)
+
+    async def _register(self, models: Mapping[ModelName, ModelSpec]) -> set[ModelName]:
+        """Write the registry; returns the models whose definition is another than the stored one."""
+        wall = self.parts.clock.wall()
+        wanted = dict(models)
+
+        def unit(conn: Connection) -> set[ModelName]:
+            before = {m.spec.name: m.spec for m in load_models(conn)}
+            save_models(conn, wanted.values(), wall)
+            for name in before.keys() - wanted.keys():
+                mark_removed(conn, name, wall)
+            return {n for n, s in wanted.items() if n in before and before[n].fingerprint() != s.fingerprint()}
+
+        return await self.parts.writer.submit(unit, "registry")
+
+    def _retry_changed(self, changed: set[ModelName]) -> list[Effect]:
+        """What failed under an older definition may work now."""
+        ctx = Context(self.state)
+        for name in changed:
+            instance = self.state.instances.get(instance_id(name))
+            if instance is not None and instance.phase in (Phase.BACKOFF, Phase.FAILED):
+                reason = Reason(Code.SPEC_STALE, "its configuration changed")
+                ctx.transition(instance.id, ConfigChanged(at_s=ctx.now_s, reason=reason))
+        return ctx.effects
+
+    # --- background -------------------------------------------------------------------------------------------------
+
+    async def _reap(self) -> None:
+        for line in await reap(self.state, self.parts):
+            log.warning(line)
+            self.hooks.told(Tell(kind="orphan", subject="", message=line))
+            wall = self.parts.clock.wall()
+            await self.parts.writer.submit(
+                lambda conn, text=line, at=wall: append_event(conn, at=at, kind="orphan", subject="", message=text),  # type: ignore[misc]
+                "orphan",
+            )
+        self.sampler.poke()
+
+    async def _flush_usage(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_USAGE_S)
+            await self._write_usage()
+
+    async def _write_usage(self) -> None:
+        rows = self.desk.usage.take()
+        if not rows:
+            return
+        try:
+            await self.parts.writer.submit(lambda conn: add_usage(conn, rows), "usage")
+        except HotseatError as error:
+            log.warning("usage not written yet: %s", error)
+            self.desk.usage.put_back(rows)
