@@ -1,0 +1,34 @@
+"""`hotseat config check FILE`."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from scheduler.cli.context import Context
+from scheduler.config.load import check
+from scheduler.config.problems import ConfigInvalid
+from scheduler.config.report import check_json, check_text, exit_code
+from scheduler.config.settings import Loaded
+from scheduler.daemon.engine_facts import engine_facts
+
+
+def arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Options of `config check`."""
+    parser.add_argument("file", metavar="FILE", help="the configuration file")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def check_file(path: Path, environ: Mapping[str, str]) -> Loaded | ConfigInvalid:
+    """The file against the schema and against what the adapters know of their engines."""
+    known, owned = engine_facts()
+    return check(path, owned_flags=owned, known_engines=known, environ=environ)
+
+
+def run(context: Context) -> int:
+    """0 = valid, 1 = not; all errors at once."""
+    result = check_file(Path(context.args.file), context.environ)
+    if context.args.json:
+        context.say_json(check_json(result))
+    else:
+        context.say(check_text(result).splitlines())
+    return exit_code(result)

@@ -1,0 +1,123 @@
+"""The machine: state directory, disk, memory, limits."""
+
+import os
+import resource
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from scheduler.cli.doctor.finding import Finding, fail, ok, warn
+from scheduler.cli.render.facts import size
+
+NETWORK_FILESYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "fuse.sshfs", "fuse.glusterfs", "lustre"}
+)
+LEAST_FREE_BYTES = 1 << 30
+NEEDED_FREE_BYTES = 100 << 20
+LEAST_FILES = 4096
+LEAST_PROCESSES = 1024
+MAX_SOCKET_PATH = 107
+
+
+def check_state_dir(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> list[Finding]:
+    """Writable (or can be made), on a local file system, with room, and short enough for a socket in it."""
+    nearest = _nearest_existing(folder)
+    findings = [_writable(folder, nearest), _local(nearest, mountinfo), _room(nearest)]
+    if len(os.fsencode(folder / "control.sock")) > MAX_SOCKET_PATH:
+        findings.append(
+            fail(
+                "state dir", f"{folder} is too long: the control socket in it would exceed {MAX_SOCKET_PATH} bytes", "choose a shorter one"
+            )
+        )
+    return findings
+
+
+def _nearest_existing(folder: Path) -> Path:
+    return next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+
+
+def _writable(folder: Path, nearest: Path) -> Finding:
+    if not nearest.is_dir():
+        return fail("state dir", f"{nearest} is not a directory", "move it away, or choose another state_dir")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return fail("state dir", f"{nearest} is not writable for this user", f"run it as the daemon's user, or: chown USER {nearest}")
+    return ok("state dir", f"{folder}" if nearest == folder else f"{folder} (will be made)")
+
+
+def _local(nearest: Path, mountinfo: Path) -> Finding:
+    kind = filesystem_of(nearest, mountinfo)
+    if kind in NETWORK_FILESYSTEMS:
+        text = f"on {kind}: the database and its locks need a local disk"
+        return fail("state dir", text, "choose a state_dir on a local disk")
+    return ok("state dir", f"on {kind or 'an unknown file system'}")
+
+
+def filesystem_of(path: Path, mountinfo: Path) -> str | None:
+    """The type of the file system that holds ``path``; None when /proc does not tell."""
+    try:
+        text = mountinfo.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None
+    real, best, kind = os.path.realpath(path), "", None
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split(" ")[4].encode("latin-1", "replace").decode("unicode_escape") if left.count(" ") >= 4 else ""
+        inside = point and (point == "/" or real == point or real.startswith(point + "/"))
+        if inside and len(point) >= len(best):  # of two mounts on one point the later one counts
+            best, kind = point, right.split(" ")[0]
+    return kind
+
+
+def _room(nearest: Path) -> Finding:
+    usage = shutil.disk_usage(nearest)
+    text = f"{size(usage.free)} free of {size(usage.total)}"
+    if usage.free < NEEDED_FREE_BYTES:
+        return fail("disk", text, "free some space: the database needs 100 MiB at least")
+    if usage.free < max(LEAST_FREE_BYTES, usage.total // 20):
+        return warn("disk", text, "free some space: below 1 GiB or 5 % logs are cut and batch work pauses")
+    return ok("disk", text)
+
+
+def check_memory(budget_bytes: int | None, own_bytes: int = 0, meminfo: Path = Path("/proc/meminfo")) -> Finding:
+    """Memory that is available now, with what our own engines hold, against the declared budgets of the CPU devices."""
+    available = available_bytes(meminfo)
+    if available is None:
+        return warn("memory", "/proc/meminfo does not tell MemAvailable")
+    if not budget_bytes:
+        return ok("memory", f"{size(available)} available; no device of kind cpu declared")
+    text = f"{size(available)} available" + (f" and {size(own_bytes)} in our engines" if own_bytes else "")
+    text += f", {size(budget_bytes)} declared for devices of kind cpu"
+    if available + own_bytes < budget_bytes:
+        return warn("memory", text, "declare less memory under devices.declared, or end other programs: models would not fit")
+    return ok("memory", text)
+
+
+def available_bytes(meminfo: Path) -> int | None:
+    """MemAvailable; None when it cannot be read."""
+    try:
+        lines = meminfo.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    values = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(values[0]) * 1024 if values and values[0].isdigit() else None
+
+
+def check_limits(limits: Mapping[str, int] | None = None) -> list[Finding]:
+    """Open files, processes, address space. ``limits``: soft limits by name, -1 = none; default: this process's."""
+    found = _limits() if limits is None else limits
+    findings = []
+    files, processes, space = found["nofile"], found["nproc"], found["as"]
+    if 0 <= files < LEAST_FILES:
+        text = f"{files} open files allowed; each held or running request needs two"
+        findings.append(warn("limits", text, f"ulimit -n {LEAST_FILES * 4}, or LimitNOFILE= in the unit"))
+    if 0 <= processes < LEAST_PROCESSES:
+        findings.append(warn("limits", f"{processes} processes and threads allowed", "ulimit -u 4096, or LimitNPROC= in the unit"))
+    if space >= 0:
+        findings.append(warn("limits", f"address space limited to {size(space)}: engines may fail to load", "ulimit -v unlimited"))
+    words = {key: "unlimited" if value < 0 else str(value) for key, value in found.items()}
+    return findings or [ok("limits", f"{words['nofile']} open files, {words['nproc']} processes")]
+
+
+def _limits() -> dict[str, int]:
+    kinds = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "as": resource.RLIMIT_AS}
+    return {name: -1 if (soft := resource.getrlimit(kind)[0]) == resource.RLIM_INFINITY else soft for name, kind in kinds.items()}

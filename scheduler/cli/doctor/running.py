@@ -1,0 +1,86 @@
+"""The configuration and the running daemon."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scheduler.cli.client import Daemon
+from scheduler.cli.doctor.finding import Finding, fail, ok, warn
+from scheduler.cli.failure import CliError, DaemonUnreachable
+
+
+class Configured(NamedTuple):
+    """What the file says, as far as the doctor cares; ``state_dir`` None = no file, or a broken one."""
+
+    findings: list[Finding]
+    cpu_bytes: int = 0
+    state_dir: Path | None = None
+
+
+def check_config(argument: str | None, environ: Mapping[str, str], euid: int, home: Path) -> Configured:
+    """The configuration file that `serve` would take."""
+    from scheduler.cli.commands.config import check_file
+    from scheduler.config.find import find_config
+    from scheduler.config.settings import Loaded
+
+    path = find_config(argument, environ, euid, home)
+    if path is None:
+        return Configured([ok("config", "no file: the daemon would start without models")])
+    result = check_file(path, environ)
+    if not isinstance(result, Loaded):
+        count = len(result.problems)
+        text = f"{path}: {count} error{'' if count == 1 else 's'}"
+        return Configured([fail("config", text, f"hotseat config check {path}")])
+    cpu = sum(device.memory_bytes for device in result.devices if device.kind == "cpu" and device.use)
+    count = len(result.models)
+    return Configured([ok("config", f"{path}: {count} model{'' if count == 1 else 's'}")], cpu, result.settings.state_dir)
+
+
+class Running(NamedTuple):
+    """What the daemon says; ``status`` None = it does not answer."""
+
+    findings: list[Finding]
+    status: Any = None
+
+
+def check_daemon(daemon: Daemon, own_version: str) -> Running:
+    """Whether a daemon answers, is ours in version, can serve chat, and what it says is degraded."""
+    try:
+        status = daemon.get("/status")
+        version = daemon.get("/version")["version"]
+    except DaemonUnreachable as error:
+        return Running([_unreachable(error)])
+    except CliError as error:
+        return Running([fail("daemon", error.message, error.fix)])
+    where = daemon.answered.label if daemon.answered else "?"
+    findings = [ok("daemon", f"{version} answers at {where}")]
+    if version != own_version:
+        findings = [
+            warn("daemon", f"{version} answers at {where}, this command is {own_version}", "restart the daemon; engines keep running")
+        ]
+    if not status.get("ready", False):
+        findings.append(fail("daemon", "not ready: it cannot serve chat now", "see what is degraded below, and hotseat logs"))
+    findings += [_degraded(item) for item in status.get("degraded") or ()]
+    failed = [model["name"] for model in status.get("models") or () if model.get("phase") in ("failed", "backoff")]
+    findings += [warn("models", f"{name} does not start", f"hotseat status {name}") for name in failed]
+    return Running(findings, status)
+
+
+def _unreachable(error: DaemonUnreachable) -> Finding:
+    if error.detail:  # nobody accepted a connection: it simply does not run
+        return warn("daemon", f"not running ({'; '.join(line.removeprefix('tried ') for line in error.detail)})", "hotseat serve")
+    return fail("daemon", error.message, error.fix)
+
+
+def _degraded(item: Any) -> Finding:
+    return fail(
+        "daemon", f"degraded: {item.get('code')} ({item.get('subject')}): {item.get('message')}", item.get("fix") or "hotseat events"
+    )
+
+
+def cpu_budget(status: Any) -> tuple[int, int]:
+    """Bytes of all devices of kind cpu, and how many of them our own engines use."""
+    devices = [device for device in (status or {}).get("devices") or () if device.get("kind") == "cpu"]
+    total = sum(device.get("total_bytes") or 0 for device in devices)
+    own = sum(max(0, (device.get("used_bytes") or 0) - (device.get("foreign_bytes") or 0)) for device in devices)
+    return total, own

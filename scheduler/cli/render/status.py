@@ -1,0 +1,231 @@
+"""`hotseat status`: trouble first, stopped models folded (interfaces.md section 2)."""
+
+from collections.abc import Iterable, Sequence
+
+from scheduler.cli.render.facts import (
+    MOVING,
+    TROUBLE,
+    Json,
+    View,
+    age,
+    clock,
+    gib,
+    memory,
+    requests,
+    since,
+    state,
+    state_paint,
+    where,
+    whole_gib,
+)
+from scheduler.cli.render.table import Cell, Column, table
+from scheduler.cli.render.text import clean, fit, join_wrapped, width, wrap
+
+DEVICE_COLUMNS = (
+    Column("DEVICE", 6, give=1),
+    Column("KIND", 5, give=2),
+    Column("HEALTH", 6),
+    Column("USED/TOTAL", 10, right=True),
+    Column("FOREIGN", 7, right=True),
+    Column("UTIL", 4, right=True),
+    Column("W", 4, right=True, gap=2),
+    Column("SEATED", 12, give=3),
+)
+MODEL_COLUMNS = (
+    Column("MODEL", 10, give=2, name=True),
+    Column("STATE", 14),
+    Column("DEVICE", 6, give=1),
+    Column("MEM", 5),
+    Column("REQ", 4),
+    Column("USED", 6),
+    Column("WHY", 24, give=3),
+)
+NO_MODELS = "no models yet; next: write one under `models:` in hotseat.yaml, check it with hotseat config check FILE, restart the daemon"
+
+
+def render_status(status: Json, host: str, view: View) -> list[str]:
+    """The whole screen. ``host`` is how the machine is called."""
+    lines = header(status, host, view) + trouble(status, view)
+    if status.get("devices"):
+        lines += devices(status, view)
+    lines += models(status, view)
+    return lines + footer(status, view)
+
+
+def header(status: Json, host: str, view: View) -> list[str]:
+    """Host, version, uptime, how many models are in which state, requests held and interrupted."""
+    every: Sequence[Json] = status.get("models") or ()
+    groups = {"awake": 0, "asleep": 0, "moving": 0, "stopped": 0, "failed": 0}
+    for model in every:
+        groups[_group(model)] += 1
+    counts = "".join(f" {count} {word}" for word, count in groups.items() if count)
+    total = f"{len(every)} model{'' if len(every) == 1 else 's'}"
+    parts = [clean(host), clean(status.get("version", "?")), f"up {age(status.get('uptime_s'))}", total + (f":{counts}" if counts else "")]
+    if not status.get("ready", True):
+        parts.append("not ready")
+    parts.append(f"held {sum(model.get('held', 0) for model in every)}")
+    interrupted = status.get("interrupted", 0)
+    if interrupted or view.columns is None or width("  ".join([*parts, "interrupted 0"])) <= view.columns:
+        parts.append(f"interrupted {interrupted}")
+    return join_wrapped(parts, view.columns)
+
+
+def _group(model: Json) -> str:
+    phase = model.get("phase")
+    if phase in ("failed", "backoff"):
+        return "failed"
+    if phase in ("awake", "asleep", "stopped"):
+        return str(phase)
+    return "awake" if phase == "draining" else "moving"
+
+
+def trouble(status: Json, view: View) -> list[str]:
+    """``!`` lines: what is degraded, lost or failed. One that has a fix stands alone, with the fix below."""
+    items = [*_degraded(status, view), *_lost_devices(status), *_failed_models(status, view)]
+    lines: list[str] = []
+    packed: list[str] = []
+    for text, fix in items:
+        if fix or (packed and view.columns is not None and width("! " + "; ".join([*packed, text])) > view.columns):
+            lines += _packed(packed, view)
+            packed = []
+        packed.append(text)
+        if fix:
+            lines += _packed(packed, view) + [view.style.dim(line) for line in wrap(f"  fix: {fix}", view.columns, "       ")]
+            packed = []
+    return lines + _packed(packed, view)
+
+
+def _packed(texts: Sequence[str], view: View) -> list[str]:
+    return [view.style.bad(line) for line in wrap("! " + "; ".join(texts), view.columns)] if texts else []
+
+
+def _degraded(status: Json, view: View) -> Iterable[tuple[str, str]]:
+    for item in status.get("degraded") or ():
+        code, subject = str(item.get("code", "")), str(item.get("subject", ""))
+        word = code.removeprefix("device_").removeprefix(f"{subject}_").replace("_", " ")
+        at = clock(item.get("since"), view) if item.get("since") else ""
+        message = f"({item['message']})" if item.get("message") else ""
+        yield clean(" ".join(part for part in (subject, word, at, message) if part)), clean(item.get("fix") or "")
+
+
+def _lost_devices(status: Json) -> Iterable[tuple[str, str]]:
+    told = {item.get("subject") for item in status.get("degraded") or ()}
+    for device in status.get("devices") or ():
+        if device.get("health", "ok") != "ok" and device.get("id") not in told:
+            yield clean(f"{device.get('id')} {device['health']}"), ""
+
+
+def _failed_models(status: Json, view: View) -> Iterable[tuple[str, str]]:
+    for model in status.get("models") or ():
+        error, phase = model.get("error"), model.get("phase")
+        if phase not in ("failed", "backoff"):
+            continue
+        message = (error or {}).get("message") or (model.get("reason") or {}).get("text") or "no reason known"
+        attempts = (error or {}).get("attempts") or 0
+        tries = f" ({attempts} tries)" if attempts > 1 else ""
+        again = f", again at {clock(error['retry_at'], view, seconds=True)}" if error and error.get("retry_at") else ""
+        yield clean(f"{model['name']} {'failed' if phase == 'failed' else 'does not start'}{tries}{again}: {message}"), ""
+
+
+def devices(status: Json, view: View) -> list[str]:
+    """The device table."""
+    phases = {i["id"]: (m["name"], i.get("phase")) for m in status.get("models") or () for i in m.get("instances") or ()}
+    rows = [_device_row(device, phases, view) for device in status["devices"]]
+    return table(DEVICE_COLUMNS, rows, view.columns)
+
+
+def _device_row(device: Json, phases: dict[str, tuple[str, str | None]], view: View) -> list[str | Cell]:
+    health = clean(device.get("health", "ok")) + ("+cordoned" if device.get("cordoned") else "")
+    ratio, watts = device.get("utilization_ratio"), device.get("power_w")
+    return [
+        clean(device.get("id", "?")),
+        _kind(device),
+        Cell(health, None if health == "ok" else view.style.bad),
+        f"{gib(device.get('used_bytes'))}/{gib(device.get('total_bytes'))}",
+        gib(device.get("foreign_bytes")),
+        "-" if ratio is None else f"{ratio * 100:.0f}%",
+        "-" if watts is None else f"{watts:.0f}",
+        _seated([phases.get(id_, (id_.rpartition("#")[0] or id_, None)) for id_ in device.get("instances") or ()]),
+    ]
+
+
+def _kind(device: Json) -> str:
+    """The product's short name for NVIDIA cards (``A100``), the kind of device for others."""
+    if device.get("kind") != "nvidia":
+        return clean(device.get("kind", "?"))
+    words = [word for word in str(device.get("name", "")).split() if word not in ("NVIDIA", "Tesla", "GeForce", "Quadro")]
+    return clean(fit(" ".join(words).partition("-")[0] or "nvidia", 12))
+
+
+def _seated(seats: Sequence[tuple[str, str | None]]) -> str:
+    sitting = [name for name, phase in seats if phase != "asleep"]
+    asleep = len(seats) - len(sitting)
+    if not sitting:
+        return f"{asleep} asleep" if asleep else "-"
+    return clean(", ".join(sitting)) + (f" +{asleep} asleep" if asleep else "")
+
+
+def models(status: Json, view: View) -> list[str]:
+    """The model table, trouble first, and one line for all that are stopped and wanted by nobody."""
+    every: Sequence[Json] = status.get("models") or ()
+    if not every:
+        return wrap(NO_MODELS, view.columns)
+    shown = sorted((model for model in every if not _foldable(model)), key=_rank)
+    folded = [clean(model["name"]) for model in every if _foldable(model)]
+    lines = table(MODEL_COLUMNS, [_model_row(model, view) for model in shown], view.columns) if shown else []
+    return lines + ([view.style.dim(_folded_line(folded, view))] if folded else [])
+
+
+def _foldable(model: Json) -> bool:
+    return model.get("phase") == "stopped" and not model.get("held") and not model.get("error") and model.get("goal") != "awake"
+
+
+def _rank(model: Json) -> int:
+    phase = model.get("phase")
+    if phase in TROUBLE or model.get("error"):
+        return 0
+    if model.get("held") and phase not in ("awake", "waking", "launching"):
+        return 1
+    if phase in MOVING:
+        return 2
+    return {"awake": 3, "asleep": 4}.get(str(phase), 5)
+
+
+def _model_row(model: Json, view: View) -> list[str | Cell]:
+    error, reason = model.get("error") or {}, model.get("reason") or {}
+    why = error.get("code") or reason.get("text") or reason.get("code") or "-"
+    return [
+        clean(model["name"]),
+        Cell(state(model, view.now), state_paint(model, view.style)),
+        where(model),
+        memory(model),
+        requests(model),
+        age(since(model.get("last_used_at"), view.now)),
+        clean("-" if why == "none" else why),
+    ]
+
+
+def _folded_line(names: Sequence[str], view: View) -> str:
+    head = f"{len(names)} stopped: "
+    for shown in range(len(names), 0, -1):
+        rest = f" +{len(names) - shown}" if shown < len(names) else ""
+        line = head + " ".join(names[:shown]) + rest
+        if view.columns is None or width(line) <= view.columns or shown == 1:
+            return line if view.columns is None else fit(line, view.columns)
+    return head
+
+
+def footer(status: Json, view: View) -> list[str]:
+    """Host memory of sleepers, disk, batch, and what the plan does next; only what there is."""
+    parts = []
+    host, disk, jobs = status.get("host") or {}, status.get("disk") or {}, status.get("jobs") or {}
+    if host.get("sleep_limit_bytes"):
+        parts.append(f"host sleep {whole_gib(host.get('sleep_bytes'))}/{whole_gib(host['sleep_limit_bytes'])} GiB")
+    if disk.get("state_free_bytes") is not None:
+        parts.append(f"disk {whole_gib(disk['state_free_bytes'])} GiB free")
+    if jobs.get("running") or jobs.get("queued"):
+        parts.append(f"batch {jobs.get('running', 0)} run {jobs.get('queued', 0)} wait")
+    steps = (status.get("plan") or {}).get("next") or ()
+    if steps:
+        parts.append(clean(f"next {clock(steps[0].get('at'), view)} {steps[0].get('action')} {steps[0].get('model')}"))
+    return join_wrapped(parts, view.columns) if parts else []
