@@ -139,11 +139,14 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
     if event.version:
         ctx.emit(SetVersion(launch=event.launch, version=event.version))
     claim = instance.claim if instance.phase is Phase.WAKING else _seated(ctx, instance)
-    verb = "started" if instance.phase is Phase.LAUNCHING else f"woke from level {instance.level}"
     ctx.transition(instance.id, Ready(at_s=ctx.now_s, claim=claim))
     live.slow = live.refused = False
     remember(ctx, instance)
-    ctx.tell("ready", instance.model, f"{instance.model} {verb} in {human_seconds(took)}", seconds=round(took, 3))
+    if instance.phase is Phase.LAUNCHING:
+        ctx.tell("started", instance.model, f"{instance.model} started in {human_seconds(took)}", seconds=round(took, 3))
+    else:
+        text = f"{instance.model} woke from level {instance.level} in {human_seconds(took)}"
+        ctx.tell("woke", instance.model, text, seconds=round(took, 3), level=instance.level or 1)
 
 
 def on_exit(ctx: Context, event: EngineExited) -> None:

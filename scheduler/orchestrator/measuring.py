@@ -68,14 +68,15 @@ def _gone(ctx: Context, instance: Instance) -> None:
     delay = _retry_delay(ctx, instance, failed)
     ctx.transition(instance.id, GroupGone(at_s=ctx.now_s, retry_at_s=None if delay is None else ctx.now_s + delay))
     ctx.state.live[instance.id] = type(live)()
+    why = {"code": failed.code.value if failed else "", "while": "launch" if instance.failures.launch else "crash"}
     if failed is not None and _exhausted(ctx, instance, failed):
         facts.half_open_at_s = ctx.now_s + ctx.state.policy.half_open_s
         ctx.transition(instance.id, RetriesExhausted(at_s=ctx.now_s, reason=failed))
-        ctx.tell("model_failed", instance.model, f"{instance.model} failed: {failed.text}", code=failed.code.value)
+        ctx.tell("model_failed", instance.model, f"{instance.model} failed: {failed.text}", **why)
     elif failed is None:
         ctx.tell("stopped", instance.model, f"stopped {instance.model}: {human_bytes(freed)} freed in {human_seconds(took)}")
     else:
-        ctx.tell("engine_failed", instance.model, f"{instance.model}: {failed.text}", code=failed.code.value)
+        ctx.tell("engine_failed", instance.model, f"{instance.model}: {failed.text}", **why)
 
 
 def _retry_delay(ctx: Context, instance: Instance, failed: Reason | None) -> float | None:

@@ -35,7 +35,7 @@ def append_event(
     values = {"at": at, "kind": kind, "subject": subject, "message": message, "data": dumps(dict(data or {}))}
     if seq is not None:
         values["seq"] = seq
-    key = conn.execute(insert(events).values(values)).inserted_primary_key
+    key = conn.execute(insert(events), values).inserted_primary_key
     assert key is not None
     return int(key[0])
 

@@ -98,7 +98,7 @@ def save_launch(conn: Connection, record: LaunchRecord) -> None:
     """Append a launch record; number and token must be new (Conflict ``store_constraint``)."""
     plain = {name: getattr(record, name) for name in _PLAIN}
     encoded = {name: dumps(getattr(record, name)) for name in _JSON}
-    conn.execute(insert(launches).values(model=model_of(record.instance), **plain, **encoded))
+    conn.execute(insert(launches), {"model": model_of(record.instance), **plain, **encoded})
 
 
 def set_launch_process(conn: Connection, launch: LaunchId, boot_id: str, pid: int, start_ticks: int) -> None:

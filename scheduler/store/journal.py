@@ -29,17 +29,18 @@ class LastIds:
 def save_transition(conn: Connection, transition: Transition) -> None:
     """Append one line; its ``seq`` must be new (Conflict ``store_constraint`` otherwise)."""
     conn.execute(
-        insert(transitions).values(
-            seq=transition.seq,
-            at=transition.at,
-            instance=transition.instance,
-            model=model_of(transition.instance),
-            source=transition.source.value,
-            target=transition.target.value,
-            event=transition.event,
-            cause=transition.cause,
+        insert(transitions),
+        {
+            "seq": transition.seq,
+            "at": transition.at,
+            "instance": transition.instance,
+            "model": model_of(transition.instance),
+            "source": transition.source.value,
+            "target": transition.target.value,
+            "event": transition.event,
+            "cause": transition.cause,
             **reason_values(transition.reason),
-        )
+        },
     )
 
 

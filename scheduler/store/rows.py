@@ -1,10 +1,11 @@
 """Small helpers shared by the modules that read and write rows."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Row, Table
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects.sqlite import Insert, insert
 
 from scheduler.domain.instance import GOAL_STOPPED, Goal, Phase
 from scheduler.domain.reasons import Code, Reason
@@ -13,10 +14,16 @@ from scheduler.store.codec import member
 
 def upsert(conn: Connection, table: Table, values: Mapping[str, object]) -> None:
     """Insert a row, or replace the other columns of the row with the same primary key."""
+    conn.execute(_upsert(table, tuple(values)), dict(values))
+
+
+@lru_cache(maxsize=64)
+def _upsert(table: Table, names: tuple[str, ...]) -> Insert:
+    """The statement for these columns, built once: building it costs more than running it."""
     keys = [column.name for column in table.primary_key]
-    statement = insert(table).values(values)
-    changed = {name: statement.excluded[name] for name in values if name not in keys}
-    conn.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed))
+    statement = insert(table)
+    changed = {name: statement.excluded[name] for name in names if name not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=changed)
 
 
 def reason_values(reason: Reason) -> dict[str, str]:

@@ -45,7 +45,7 @@ def _ended(task: asyncio.Task[Any], expected: tuple[type[Exception], ...]) -> No
     if task.cancelled():
         return
     error = task.exception()
-    if error is None or isinstance(error, expected):
+    if not isinstance(error, Exception) or isinstance(error, expected):  # what is no Exception ends the process anyway
         return
     _unexpected += 1
     log.error("task %s failed: %s: %s", task.get_name(), type(error).__name__, error, exc_info=error)

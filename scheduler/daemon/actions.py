@@ -1,0 +1,141 @@
+"""Operators' actions: numbered, watched, and kept for a while after they ended."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler.api.schemas import Action, ActionError, Progress, SideEffect, Verb
+from scheduler.domain.errors import NotFound
+from scheduler.domain.ids import ActionId, ModelName, instance_id
+from scheduler.domain.instance import Instance, Phase
+from scheduler.orchestrator.effects import FinishAction
+from scheduler.orchestrator.state import State
+from scheduler.ports.clock import Clock
+
+KEPT = 1000
+
+
+@dataclass(slots=True)
+class _Entry:
+    id: ActionId
+    verb: Verb
+    model: ModelName
+    by: str
+    created_at: float
+    created_s: float
+    before: Instance
+    level: int | None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    result: FinishAction | None = None
+    finished_at: float | None = None
+    duration_s: float | None = None
+    after: Instance | None = None
+    interrupted: int = 0
+    also: list[SideEffect] = field(default_factory=list)
+
+
+class ActionBook:
+    """Remembers the last KEPT actions of this daemon; ids go on across restarts."""
+
+    def __init__(self, state: State, clock: Clock, first: int, log_line: Callable[[ModelName], str]) -> None:
+        self._state = state
+        self._clock = clock
+        self._next = first
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._log_line = log_line
+
+    def open(self, verb: Verb, model: ModelName, by: str, level: int | None) -> ActionId:
+        """A new action; ``finish`` ends it."""
+        action = ActionId(f"a{self._next}")
+        self._next += 1
+        before = self._state.instances.get(instance_id(model)) or Instance(id=instance_id(model))
+        self._entries[action] = _Entry(
+            id=action,
+            verb=verb,
+            model=model,
+            by=by,
+            created_at=self._clock.wall(),
+            created_s=self._clock.monotonic(),
+            before=before,
+            level=level,
+        )
+        for old in [e for e in self._entries.values() if e.ended.is_set()][: max(0, len(self._entries) - KEPT)]:
+            del self._entries[old.id]
+        return action
+
+    def finish(self, effect: FinishAction) -> None:
+        """The reducer says how it ended."""
+        entry = self._entries.get(effect.action)
+        if entry is None or entry.result is not None:
+            return
+        entry.result = effect
+        entry.finished_at = self._clock.wall()
+        entry.duration_s = round(self._clock.monotonic() - entry.created_s, 3)
+        entry.after = self._state.instances.get(instance_id(entry.model))
+        entry.ended.set()
+
+    def note_move(self, cause: str, puts_away: list[SideEffect]) -> None:
+        """An action's move puts others away."""
+        entry = self._entries.get(cause.removeprefix("action:"))
+        if entry is not None:
+            entry.also += [effect for effect in puts_away if effect.model != entry.model]
+
+    async def wait(self, action_id: str, seconds: float) -> Action:
+        """The action when it has ended, or as it is after ``seconds``."""
+        entry = self._entry(action_id)
+        try:
+            async with asyncio.timeout(seconds):
+                await entry.ended.wait()
+        except TimeoutError:
+            pass
+        return self.show(action_id)
+
+    def _entry(self, action_id: str) -> _Entry:
+        entry = self._entries.get(action_id)
+        if entry is None:
+            fix = "actions are kept until the daemon restarts; see `hotseat events`"
+            raise NotFound(f"no action {action_id!r}", code="action_not_found", fix=fix)
+        return entry
+
+    def show(self, action_id: str) -> Action:
+        """The action as it stands."""
+        entry = self._entry(action_id)
+        now = self._state.instances.get(instance_id(entry.model)) or Instance(id=instance_id(entry.model))
+        after = entry.after or now
+        claimed = after.claim.total_bytes - entry.before.claim.total_bytes
+        done = entry.result is not None
+        return Action(
+            id=entry.id,
+            verb=entry.verb,
+            model=entry.model,
+            by=entry.by,
+            state="running" if entry.result is None else "done" if entry.result.ok else "failed",
+            created_at=entry.created_at,
+            finished_at=entry.finished_at,
+            from_phase=entry.before.phase.value,
+            to_phase=after.phase.value if done else None,
+            level=after.level,
+            devices=list(after.devices or entry.before.devices),
+            changed=None if not done else after.phase is not entry.before.phase or after.launch != entry.before.launch,
+            freed_bytes=-claimed if done and claimed < 0 else None,
+            taken_bytes=claimed if done and claimed > 0 else None,
+            duration_s=entry.duration_s,
+            interrupted=entry.interrupted,
+            also=entry.also,
+            progress=None if done else self._progress(entry, now),
+            error=self._error(entry),
+        )
+
+    def _progress(self, entry: _Entry, now: Instance) -> Progress:
+        elapsed = self._clock.monotonic() - entry.created_s
+        reason = self._state.hold_reasons.get(entry.model)
+        text = reason.text if reason is not None and now.phase is not Phase.AWAKE else ""
+        return Progress(phase=now.phase.value, elapsed_s=round(elapsed, 1), text=text)
+
+    def _error(self, entry: _Entry) -> ActionError | None:
+        result = entry.result
+        if result is None or result.ok:
+            return None
+        line = self._log_line(entry.model)
+        return ActionError(code=result.code or "failed", message=result.message, fix=result.fix, log_line=line or None)

@@ -1,0 +1,76 @@
+"""The composition root: the only place where adapters meet the scheduler."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.registry import engines
+
+from adapters.devices.cpu import CpuBudget, CpuDevices
+from adapters.launchers.process import ProcessLauncher
+from scheduler.config.settings import Loaded, Settings
+from scheduler.daemon.clock import SystemClock
+from scheduler.daemon.environment import build_environment
+from scheduler.daemon.logfiles import read_lines
+from scheduler.orchestrator.kernel import Hooks, Kernel
+from scheduler.orchestrator.parts import Parts
+from scheduler.orchestrator.state import Policy
+from scheduler.ports.device import DeviceSource
+from scheduler.store.engine import Database, open_database
+from scheduler.store.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What was put together."""
+
+    kernel: Kernel
+    database: Database
+    writer: Writer
+    clock: SystemClock
+
+
+def compose(loaded: Loaded, hooks: Hooks, on_commit: object = None) -> House:
+    """Open the database and put the kernel together. Raises HotseatError (store_*, ...)."""
+    settings = loaded.settings
+    clock = SystemClock()
+    database = open_database(settings.state_dir / "state.db", clock=clock)
+    writer = Writer(database, on_commit=on_commit if callable(on_commit) else None)
+    for folder in ("home", "logs"):
+        (settings.state_dir / folder).mkdir(mode=0o700, exist_ok=True)
+    parts = Parts(
+        engines=engines(),
+        launcher=ProcessLauncher(),
+        sources=device_sources(loaded, clock),
+        clock=clock,
+        database=database,
+        writer=writer,
+        state_uuid=database.state_uuid,
+        log_dir=settings.state_dir / "logs",
+        environment=lambda spec, added: build_environment(settings.state_dir, spec, added),
+        read_log=read_lines,
+    )
+    return House(Kernel(parts, policy_of(settings), hooks), database, writer, clock)
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The configuration's numbers that decisions need."""
+    return Policy(turn_factor=settings.gateway.turn_factor)
+
+
+def device_sources(loaded: Loaded, clock: SystemClock) -> list[DeviceSource]:
+    """The families of devices of the configuration."""
+    budgets = [
+        CpuBudget(id=d.id, name="CPU", capacity_bytes=d.memory_bytes, headroom_bytes=d.headroom_bytes)
+        for d in loaded.devices
+        if d.kind == "cpu" and d.use
+    ]
+    return [CpuDevices(budgets, clock)] if budgets else []
+
+
+def host_limit_bytes() -> int:
+    """Host memory for level-1 copies: half of what is available at start."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 // 2
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4

@@ -1,0 +1,98 @@
+"""`hotseat serve`: read the configuration, take the state directory, recover, serve, and stop in order."""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from scheduler.config.find import find_config
+from scheduler.config.load import load
+from scheduler.config.problems import ConfigInvalid
+from scheduler.config.settings import Listen, Loaded
+from scheduler.daemon.clock import SystemClock
+from scheduler.daemon.engine_facts import engine_facts
+from scheduler.daemon.server import Server
+from scheduler.domain.errors import HotseatError
+from scheduler.domain.units import gib
+from scheduler.store.lock import StateLock
+from scheduler.telemetry.log import set_up
+from scheduler.version import VERSION
+
+log = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+EXIT_CONFLICT = 6
+EXIT_CONFIG = 78
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Run the daemon until it is told to stop; returns the exit code (78 = bad configuration, 6 = already running)."""
+    try:
+        loaded = _configuration(args)
+    except ConfigInvalid as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CONFIG
+    state_dir = loaded.settings.state_dir
+    try:
+        with StateLock(state_dir):
+            set_up(as_json=args.log_json, level=args.log_level)
+            log_file = logging.FileHandler(state_dir / "daemon.log", encoding="utf-8")
+            log_file.setFormatter(logging.getLogger().handlers[0].formatter)
+            logging.getLogger().addHandler(log_file)
+            return asyncio.run(_run(loaded))
+    except HotseatError as error:
+        fix = f"\n  fix: {error.fix}" if error.fix else ""
+        sys.stderr.write(f"hotseat: {error.message}{fix}\n")
+        return EXIT_CONFLICT if error.code == "already_running" else EXIT_FAILED
+
+
+def _configuration(args: argparse.Namespace) -> Loaded:
+    names, flags = engine_facts()
+    path = find_config(args.config, os.environ, os.geteuid(), Path.home())
+    loaded = load(path, owned_flags=flags, known_engines=names, environ=os.environ)
+    settings = loaded.settings
+    state_dir = args.state_dir or os.environ.get("HOTSEAT_STATE_DIR")
+    if state_dir:
+        settings = dataclasses.replace(settings, state_dir=Path(state_dir).absolute())
+    if args.listen:
+        settings = dataclasses.replace(settings, listen=tuple(_listen(text) for text in args.listen))
+    return dataclasses.replace(loaded, settings=settings)
+
+
+def _listen(text: str) -> Listen:
+    host, _, port = text.rpartition(":")
+    return Listen(host.strip("[]") or "127.0.0.1", int(port))
+
+
+async def _run(loaded: Loaded) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = Server(loaded, SystemClock())
+    try:
+        await server.start()
+        sys.stdout.write(_hello(loaded, server.addresses) + "\n")
+        sys.stdout.flush()
+        await stop.wait()
+        log.info("stopping: engines keep running and are adopted at the next start")
+    finally:
+        await server.stop()
+    return 0
+
+
+def _hello(loaded: Loaded, addresses: Sequence[str]) -> str:
+    devices, models = loaded.devices, loaded.models
+    total = sum(d.memory_bytes for d in devices)
+    many = "device" if len(devices) == 1 else "devices"
+    line = f"hotseat {VERSION}: {len(devices)} {many}, {gib(total)} GiB, {len(models)} models, {', '.join(addresses)}"
+    if not models:
+        return line + ". Next: describe a model in hotseat.yaml (see examples/hotseat.yaml) and start again"
+    body = json.dumps({"model": next(iter(models)), "messages": [{"role": "user", "content": "hi"}]})
+    return f"{line}\nTry: curl {addresses[0]}/v1/chat/completions -d '{body}'"

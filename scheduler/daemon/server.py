@@ -1,0 +1,139 @@
+"""Sockets, applications and background tasks of the daemon, started and stopped in order."""
+
+import logging
+import os
+import socket
+
+from aiohttp import web
+
+from scheduler.api.access import local_policy
+from scheduler.api.app import mount_control
+from scheduler.api.control_socket import NAME as CONTROL_SOCKET
+from scheduler.api.control_socket import bind_control_socket
+from scheduler.config.settings import Listen, Loaded
+from scheduler.daemon.actions import ActionBook
+from scheduler.daemon.compose import compose, host_limit_bytes
+from scheduler.daemon.logfiles import tend
+from scheduler.daemon.plane import DaemonPlane
+from scheduler.daemon.prometheus import Exposition
+from scheduler.daemon.status import StatusBuilder
+from scheduler.domain.errors import Conflict, Permanent, Temporary
+from scheduler.domain.ids import ModelName, instance_id
+from scheduler.gateway.app import make_runner, mount, mount_fallback
+from scheduler.gateway.settings import GatewaySettings
+from scheduler.orchestrator.effects import FinishAction, Tell
+from scheduler.orchestrator.kernel import Hooks
+from scheduler.ports.clock import Clock
+from scheduler.telemetry.tasks import TaskScope
+from scheduler.version import VERSION
+
+log = logging.getLogger(__name__)
+
+#: How long requests in flight may go on when the daemon stops.
+DRAIN_S = 10.0
+
+
+class Server:
+    """The whole daemon on one event loop."""
+
+    def __init__(self, loaded: Loaded, clock: Clock) -> None:
+        self._loaded = loaded
+        self._scope = TaskScope("daemon")
+        self._runner: web.AppRunner | None = None
+        self.addresses: list[str] = []
+        started = clock.wall()
+        self._exposition = Exposition(VERSION)
+        hooks = Hooks(finished=self._finished, told=self._told, interrupted=self._interrupted)
+        self._house = compose(loaded, hooks, on_commit=self._exposition.committed)
+        kernel = self._house.kernel
+        self._status = StatusBuilder(
+            kernel.state,
+            kernel.applier.supervisors,
+            version=VERSION,
+            started_wall=started,
+            state_dir=loaded.settings.state_dir,
+        )
+        self._actions = ActionBook(kernel.state, clock, 1, self._log_line)
+        self.plane = DaemonPlane(
+            kernel,
+            self._status,
+            self._actions,
+            self._exposition,
+            version=VERSION,
+            started_wall=started,
+            daemon_log=loaded.settings.state_dir / "daemon.log",
+        )
+
+    # --- hooks ------------------------------------------------------------------------------------------------------
+
+    def _finished(self, effect: FinishAction) -> None:
+        self._actions.finish(effect)
+
+    def _told(self, effect: Tell) -> None:
+        log.info("%s", effect.message, extra={"kind": effect.kind, "subject": effect.subject})
+        self._exposition.told(effect)
+        self.plane.news.set()
+
+    def _interrupted(self, count: int) -> None:
+        self._status.interrupted += count
+
+    def _log_line(self, model: ModelName) -> str:
+        found = self._house.kernel.state.instances.get(instance_id(model))
+        return found.reason.log_line if found is not None else ""
+
+    # --- start and stop ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bind, recover, serve: the addresses are taken first, so that nothing is started in vain."""
+        settings = self._loaded.settings
+        sockets = [bind_tcp(listen) for listen in settings.listen]
+        policy = local_policy([listen.host for listen in settings.listen])
+        sockets.append(bind_control_socket(settings.state_dir / CONTROL_SOCKET, policy.group_gid))
+        kernel = self._house.kernel
+        await kernel.start(self._loaded.models, host_limit_bytes())
+        app = web.Application()
+        gateway = GatewaySettings(keepalive_s=settings.gateway.keepalive_s, max_body_bytes=settings.gateway.max_body_bytes)
+        mount_control(app, self.plane, policy)
+        mount(app, kernel.desk, self._house.clock, gateway, self._exposition)
+        mount_fallback(app)
+        self._runner = make_runner(app, shutdown_timeout_s=DRAIN_S)
+        await self._runner.setup()
+        for sock in sockets:
+            await web.SockSite(self._runner, sock).start()
+        self.addresses = [_url(sock) for sock in sockets if sock.family is not socket.AF_UNIX]
+        self._scope.spawn(tend(settings.state_dir / "logs", settings.logs), "logs")
+        self._scope.spawn(self._exposition.watch(kernel.state, self._house.clock.monotonic), "metrics")
+
+    async def stop(self) -> None:
+        """Refuse new work, let answers end, write what is in memory, let go of the engines."""
+        await self._scope.aclose()
+        kernel = self._house.kernel
+        kernel.desk.refuse_all(Temporary("the daemon is shutting down", code="model_starting", retry_after_s=5.0, fix="retry in a moment"))
+        if self._runner is not None:
+            await self._runner.cleanup()
+        await kernel.stop()
+        await self._house.writer.close()
+        self._house.database.close()
+        (self._loaded.settings.state_dir / CONTROL_SOCKET).unlink(missing_ok=True)
+
+
+def bind_tcp(listen: Listen) -> socket.socket:
+    """A listening TCP socket. Raises Conflict when the port is taken, Permanent when the address is not ours."""
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((listen.host, listen.port))
+        sock.listen(1024)
+    except OSError as error:
+        sock.close()
+        text = f"cannot listen on {listen}: {os.strerror(error.errno or 0)}"
+        if error.errno == 98:
+            raise Conflict(text, code="port_taken", fix="stop what listens there, or set another `listen`") from error
+        raise Permanent(text, code="listen", fix="use an address of this machine, for example 127.0.0.1") from error
+    return sock
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
