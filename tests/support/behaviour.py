@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from scheduler.domain.claims import Footprint, Source
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
 from scheduler.ports.engine import Answer
@@ -77,6 +78,19 @@ class Behaviour:
     def failure_of(self, attempt: int) -> StartFailure | None:
         """What goes wrong with start number ``attempt`` (from 0); None = nothing."""
         return self.start_failures[attempt] if attempt < len(self.start_failures) else self.fails_always
+
+    def estimate(self) -> Footprint:
+        """What an adapter says before anything was measured: the truth, or ``guess_bytes`` for all it knows."""
+        guess = self.guess_bytes
+        return Footprint(
+            awake_bytes=guess if guess is not None else self.awake_bytes,
+            start_peak_bytes=0 if guess is not None else max(self.loading_bytes, self.awake_bytes),
+            residue_bytes=dict(self.residue_bytes),
+            host_bytes={level: self.host_bytes.get(level, 0) for level in self.levels},
+            start_s=self.start_s if self.start_s < NEVER else 30.0,
+            weights_bytes=self.awake_bytes,
+            source=Source.ESTIMATED if guess is not None else Source.DECLARED,
+        )
 
 
 class Stage(StrEnum):

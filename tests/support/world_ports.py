@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scheduler.domain.claims import Footprint, Source
+from scheduler.domain.claims import Footprint
 from scheduler.domain.device import DeviceInfo, DeviceSample
 from scheduler.domain.errors import Permanent, Temporary
 from scheduler.domain.ids import DeviceId, Holder, ModelName
@@ -12,7 +12,7 @@ from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code, Reason
 from scheduler.ports.engine import Answer, CommandLine, Endpoint, LaunchPlan, Probe
 from scheduler.ports.launcher import ExitInfo, Owned, ProcessHandle, SpawnRequest
-from tests.support.behaviour import NEVER, Behaviour, Reply, StartFailure
+from tests.support.behaviour import Behaviour, Reply, StartFailure
 from tests.support.world import BOOT_ID, Process, World, port_of
 
 ENGINE = "pretended"
@@ -202,17 +202,7 @@ class WorldEngine:
     async def estimate(self, spec: ModelSpec) -> Footprint:
         """The guess of its behaviour."""
         await self._daemon.alive()
-        knobs = self._knobs(spec.name)
-        guess = knobs.guess_bytes
-        return Footprint(
-            awake_bytes=guess if guess is not None else knobs.awake_bytes,
-            start_peak_bytes=0 if guess is not None else max(knobs.loading_bytes, knobs.awake_bytes),
-            residue_bytes=dict(knobs.residue_bytes),
-            host_bytes={level: knobs.host_bytes.get(level, 0) for level in knobs.levels},
-            start_s=knobs.start_s if knobs.start_s < NEVER else 30.0,
-            weights_bytes=knobs.awake_bytes,
-            source=Source.ESTIMATED if guess is not None else Source.DECLARED,
-        )
+        return self._knobs(spec.name).estimate()
 
     def _find(self, endpoint: Endpoint) -> Process | None:
         return self._world.listeners.get(port_of(endpoint.base_url))
