@@ -176,7 +176,7 @@ def start_moves(ctx: Context) -> bool:
         if instance.phase is Phase.AWAKE:
             continue
         if state.move_of(iid) is not None or instance.phase in _COMING:
-            state.hold_reasons[model] = Reason(Code.WAITING_START, f"{model} is {instance.phase.value.replace('_', ' ')}")
+            state.hold_reasons[model] = _on_its_way(ctx, instance)
             continue
         if instance.phase in _LEAVING:
             state.hold_reasons[model] = Reason(Code.WAITING_MOVE, f"{model} is {instance.phase.value.replace('_', ' ')} first")
@@ -185,6 +185,18 @@ def start_moves(ctx: Context) -> bool:
             continue
         opened |= _react(ctx, model)
     return opened
+
+
+def _on_its_way(ctx: Context, instance: Instance) -> Reason:
+    """What a model that is coming waits for: the first victim that has not left yet, else its own start."""
+    move = ctx.state.move_of(instance.id)
+    for step in move.steps if move is not None and instance.phase not in _COMING else ():
+        other = ctx.instance(step.instance)
+        if other.phase in _LEAVING:
+            running = len(ctx.state.live_of(other.id).leases)
+            doing = f"finishes {running} requests" if running else f"is {other.phase.value.replace('_', ' ')}"
+            return Reason(Code.WAITING_TURN, f"waiting for {other.model}, which {doing}")
+    return Reason(Code.WAITING_START, f"{instance.model} is {instance.phase.value.replace('_', ' ')}")
 
 
 def _wanted_in_order(ctx: Context) -> list[ModelName]:
