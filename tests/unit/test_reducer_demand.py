@@ -208,7 +208,7 @@ def test_foreign_memory_is_waited_for_not_refused() -> None:
 
 def test_a_wait_that_is_over_names_the_holder_and_keeps_the_turn() -> None:
     world = Plain({"gpu0": 24}, a=BIG, b=BIG)
-    (stream,) = world.ask("a", for_s=100)
+    (stream,) = world.ask("a", for_s=40)
     world.run(5)
     (waiter,) = world.ask("b", wait_s=20)
     world.run(21)
