@@ -106,7 +106,7 @@ def find_owned(boot_id: str, state_uuid: str, table: ProcessTable) -> list[Owned
         if not token.startswith(f"{state_uuid}:"):
             continue
         for stat in carriers:
-            if stat.dead or stat.session == own_session:
+            if stat.dead or stat.pid <= 1 or stat.session == own_session:
                 continue
             leader = table.by_pid.get(stat.session)
             shown = leader if leader is not None and not leader.dead else stat
