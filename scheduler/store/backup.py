@@ -73,12 +73,10 @@ def _unwritable(target: Path, error: OSError) -> Permanent:
 
 
 def _check_target(source: Path, target: Path) -> None:
-    if not target.exists():
-        return
-    own = [source, source.with_name(source.name + "-wal"), source.with_name(source.name + "-shm")]
-    if any(file.exists() and target.samefile(file) for file in own):
-        raise Invalid(f"{target} is the database itself", code="backup_target", fix="name another file for the backup")
-    if not _is_ours(target):
+    own = [source.with_name(source.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
+    if target.resolve() in [file.resolve() for file in own] or (target.exists() and any(f.exists() and target.samefile(f) for f in own)):
+        raise Invalid(f"{target} belongs to the database itself", code="backup_target", fix="name another file for the backup")
+    if target.exists() and not _is_ours(target):
         raise Invalid(f"{target} exists and is not a hotseat database", code="backup_target", fix="name a file that does not exist yet")
 
 

@@ -8,16 +8,17 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import ConnectionPoolEntry, NullPool, QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool, QueuePool
 
 from scheduler.domain.errors import Permanent
 from scheduler.ports.clock import Clock
-from scheduler.store.failures import translate
+from scheduler.store.failures import transaction_lost, translate
 from scheduler.store.filesystem import refuse_network
 from scheduler.store.lock import unusable
 from scheduler.store.meta import ensure_meta
@@ -36,6 +37,17 @@ _COMMON = ("foreign_keys = ON", f"busy_timeout = {BUSY_TIMEOUT_MS}", "temp_store
 _WRITER = ("synchronous = FULL", f"journal_size_limit = {64 << 20}")
 _NOT_DURABLE = ("synchronous = OFF",)
 _READER = ("query_only = ON",)
+#: Compiled statements, shared by all connections of the process: the same few dozen, whichever file they are for.
+#: They are found by statement and dialect object, hence one dialect for all (create_engine makes one per engine).
+_COMPILED: dict[Any, Any] = {}
+
+
+@cache
+def _dialect() -> Dialect:
+    engine = create_engine("sqlite://")
+    engine.connect().close()  # the dialect learns SQLite's version with the first connection, here to nothing
+    engine.dispose()
+    return engine.dialect
 
 
 class Database:
@@ -141,15 +153,17 @@ def _prepare(path: Path) -> None:
 def _engine(path: Path, access: str, pragmas: tuple[str, ...], *, begin: str, readers: int = 0) -> Engine:
     uri = f"file:{urllib.parse.quote(str(path))}?mode={access}"
 
-    def connect() -> sqlite3.Connection:
+    def connect() -> Any:  # a sqlite3.Connection; the pool's protocol and the driver's type stub do not agree
         # isolation_level None: the driver begins nothing by itself, the hook below does (a SELECT of the legacy mode
         # runs outside any transaction, and its deferred BEGIN fails at once with BUSY_SNAPSHOT on the first write).
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_MS / 1000)
 
+    dialect = _dialect()
     if readers:
-        engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool, pool_size=readers, max_overflow=0)
+        pool: Pool = QueuePool(connect, pool_size=readers, max_overflow=0, dialect=dialect)
     else:
-        engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
+        pool = NullPool(connect, dialect=dialect)
+    engine = Engine(pool, dialect, make_url("sqlite://"), execution_options={"compiled_cache": _COMPILED})
 
     def on_connect(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
         for pragma in (*_COMMON, *pragmas):
@@ -160,7 +174,14 @@ def _engine(path: Path, access: str, pragmas: tuple[str, ...], *, begin: str, re
 
     event.listen(engine, "connect", on_connect)
     event.listen(engine, "begin", on_begin)
+    event.listen(engine, "before_cursor_execute", _refuse_autocommit)
     return engine
+
+
+def _refuse_autocommit(connection: Connection, cursor: sqlite3.Cursor, *_: object) -> None:
+    """A full disk ends SQLite's transaction; the next statement of a unit that went on would commit by itself."""
+    if connection.in_transaction() and not cursor.connection.in_transaction:
+        raise transaction_lost()
 
 
 def _check_and_migrate(engine: Engine, path: Path, clock: Clock) -> None:

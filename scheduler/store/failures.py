@@ -28,6 +28,16 @@ LOSES_TRANSACTION = frozenset({"store_full", "store_io", "store_corrupt"})
 REFUSES_ALL = frozenset({"store_busy", "store_corrupt"})
 
 
+def transaction_lost() -> HotseatError:
+    """SQLite rolled the transaction back (a full disk does that) while whoever wrote went on."""
+    return Temporary(
+        "the transaction was rolled back by the database while it was being written",
+        retry_after_s=RETRY_S,
+        code="store_io",
+        fix="check the disk of the state directory; writing resumes by itself",
+    )
+
+
 def translate(error: Exception) -> Exception:
     """The HotseatError for a database failure; any other exception comes back as it is."""
     cause = error.orig if isinstance(error, DBAPIError) else error

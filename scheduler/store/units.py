@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
-from scheduler.domain.errors import HotseatError, Temporary
+from scheduler.domain.errors import HotseatError
 from scheduler.ports.clock import Clock
-from scheduler.store.failures import LOSES_TRANSACTION, REFUSES_ALL, RETRY_S, translate
+from scheduler.store.failures import LOSES_TRANSACTION, REFUSES_ALL, transaction_lost, translate
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,8 @@ class UnitRunner:
             savepoint = None if alone else connection.begin_nested()
             value = work(connection)
             self._boundary(f"written:{label}")
-            _ensure_alive(connection)
+            if not _alive(connection):  # the unit swallowed the failure of its last statement
+                raise transaction_lost()
             if savepoint is not None:
                 savepoint.commit()
         except Exception as raised:  # whatever a unit raises belongs to whoever submitted it
@@ -145,14 +146,3 @@ class UnitRunner:
 def _alive(connection: Connection) -> bool:
     driver = connection.connection.driver_connection
     return isinstance(driver, sqlite3.Connection) and driver.in_transaction
-
-
-def _ensure_alive(connection: Connection) -> None:
-    """A unit that swallowed a full disk would go on in autocommit: SQLite has rolled its transaction back already."""
-    if not _alive(connection):
-        raise Temporary(
-            "the transaction was rolled back by the database while the unit went on",
-            retry_after_s=RETRY_S,
-            code="store_io",
-            fix="check the disk of the state directory",
-        )
