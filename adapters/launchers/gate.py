@@ -22,6 +22,7 @@ from scheduler.ports.launcher import SpawnRequest
 CHILD_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "gate_child.py")
 
 _LOG_MODE = 0o640  # engines print prompts when they fail
+_LOADER_VARIABLES = ("LD_LIBRARY_PATH",)  # our own interpreter may need them until it becomes the engine
 _LOWEST_FD = 10  # above the numbers that the child's descriptors are moved to
 
 
@@ -40,16 +41,25 @@ def check_request(request: SpawnRequest) -> None:
         raise Permanent("the command line is empty", code=Code.EXECUTABLE_MISSING, fix="set `command` of the model")
     for what, text in (
         *(("argument", argument) for argument in request.argv),
-        *(("environment variable", f"{name}{value}") for name, value in request.env.items()),
+        *(("environment variable", f"{name}={value}") for name, value in request.env.items()),
         ("working directory", request.cwd),
     ):
-        if "\0" in text:
-            raise Permanent(f"{what} {text!r} holds a NUL byte", code=Code.CRASHED, fix=f"remove the NUL byte from the {what}")
+        if "\0" in text or not _can_encode(text):
+            fix = f"remove the characters from the {what} that cannot be passed to a program"
+            raise Permanent(f"{what} {text!r} holds a NUL byte or half a character", code=Code.CRASHED, fix=fix)
     for name in request.env:
         if not name or "=" in name:
             raise Permanent(
                 f"{name!r} cannot be the name of an environment variable", code=Code.CRASHED, fix="correct the name under `env`"
             )
+
+
+def _can_encode(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def start_waiting(request: SpawnRequest, oom_score: int) -> WaitingChild:
@@ -104,7 +114,7 @@ def _spawn(request: SpawnRequest, streams: list[FileIO]) -> int:
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-I", "-S", CHILD_SCRIPT],
-        {TOKEN_VARIABLE: request.token},
+        {TOKEN_VARIABLE: request.token, **{name: os.environ[name] for name in _LOADER_VARIABLES if name in os.environ}},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             *((os.POSIX_SPAWN_DUP2, stream.fileno(), number) for number, stream in enumerate(streams, start=1)),

@@ -66,14 +66,14 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_stat(pid: int, proc: str = PROC) -> Stat | None:
-    """The process of this number now, a zombie included; None when there is none."""
+    """The process of this number now, a zombie included; None when there is none, or when /proc hides it from us."""
     try:
         fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     try:
         return parse_stat(os.read(fd, 4096))  # one read: a scan does this a thousand times
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         return None
     finally:
         os.close(fd)

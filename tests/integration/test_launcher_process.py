@@ -130,13 +130,15 @@ async def test_forgotten_gate_ends_its_child(launcher: ProcessLauncher, tmp_path
 
 async def test_cancelled_spawn_leaves_no_child_waiting(launcher: ProcessLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[WaitingChild] = []
-    cancelled, began = threading.Event(), asyncio.Event()
+    cancelled = threading.Event()
+    began, done = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def slow_start(request: SpawnRequest, oom_score: int) -> WaitingChild:
         loop.call_soon_threadsafe(began.set)
         assert cancelled.wait(10)
         started.append(start_waiting(request, oom_score))
+        loop.call_soon_threadsafe(done.set)
         return started[0]
 
     monkeypatch.setattr(process_module, "start_waiting", slow_start)
@@ -147,9 +149,7 @@ async def test_cancelled_spawn_leaves_no_child_waiting(launcher: ProcessLauncher
     with pytest.raises(asyncio.CancelledError):
         await spawning
     cancelled.set()
-    await loop.run_in_executor(None, lambda: None)
-    while not started:
-        await loop.run_in_executor(None, lambda: None)
+    await done.wait()
     await end_of(started[0].pid)
     assert not mark.exists()
     assert await launcher.owned(f"{UUID}-{tmp_path.name}") == []
@@ -253,6 +253,7 @@ async def test_bad_directory_is_named(launcher: ProcessLauncher, tmp_path: Path)
         (("",), {}, "command line is empty"),
         (("true", "a\0b"), {}, "argument .* NUL"),
         (("true",), {"A": "x\0"}, "environment variable .* NUL"),
+        (("true", "\ud800"), {}, "argument .* half a character"),
         (("true",), {"A=B": "x"}, "'A=B' cannot be the name"),
         (("true",), {"": "x"}, "'' cannot be the name"),
     ],
@@ -512,8 +513,8 @@ async def test_cancelled_release_can_be_cleaned_up(launcher: ProcessLauncher, tm
     gate = await launcher.spawn(request_for(("cat", "/dev/zero"), tmp_path))
     os.kill(gate.handle.pid, signal.SIGSTOP)
     releasing = asyncio.create_task(gate.release())
-    while not releasing.done() and open_files() > before + 1:
-        await asyncio.to_thread(lambda: None)
+    await asyncio.sleep(0)  # it has written to the gate and waits for the stopped child
+    assert open_files() == before + 1
     releasing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await releasing
@@ -599,6 +600,68 @@ async def test_daemon_never_signals_itself(launcher: ProcessLauncher) -> None:
             handle = ProcessHandle(boot_id=launcher.boot_id, pid=pid, start_ticks=stat.start_ticks)
             assert await launcher.members(handle) == frozenset()
             await launcher.terminate(handle, kill=True)
+
+
+REUSE = """
+import asyncio, os, sys
+from concurrent.futures import ThreadPoolExecutor
+from adapters.launchers.process import ProcessLauncher
+from scheduler.ports.launcher import SpawnRequest
+
+async def start(launcher, number, *argv):
+    with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+        file.write(str(number - 1))
+    request = SpawnRequest(argv=argv, env={"PATH": "/usr/bin:/bin"}, cwd="/", log_path=sys.argv[1] + "/log", token=f"u:{number}{argv[-1]}")
+    gate = await launcher.spawn(request)
+    await gate.release()
+    assert gate.handle.pid == number, gate.handle
+    return gate.handle
+
+async def main():
+    # Threads take numbers, too: let there be no new ones.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    await asyncio.to_thread(int)
+    launcher = ProcessLauncher()
+    old = await start(launcher, 3000, "sleep", "100")
+    await launcher.terminate(old, kill=True)
+    assert (await launcher.wait_leader(old)).signal == 9
+    assert not await launcher.members(old)
+
+    new = await start(launcher, 3000, "sleep", "200")
+    assert old != new
+    fresh = ProcessLauncher()
+    for each in (launcher, fresh):
+        assert not await each.leader_alive(old)
+        assert not await each.members(old)
+        await each.wait_leader(old)
+        await each.terminate(old, kill=True)
+        assert await each.leader_alive(new)
+        assert await each.members(new) == {3000}
+    await launcher.terminate(new, kill=True)
+    await launcher.wait_leader(new)
+
+    # The number belongs to a session whose leader has ended as well.
+    last = await start(launcher, 3000, "sh", "-c", "sleep 300 & exit 0")
+    await launcher.wait_leader(last)
+    assert not await launcher.members(old)
+    await launcher.terminate(old, kill=True)
+    left = await launcher.members(last)
+    assert len(left) == 1, left
+    await launcher.terminate(last, kill=True)
+    print("done")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="choosing process ids needs root and a PID namespace of its own")
+async def test_reused_number_is_another_process(tmp_path: Path) -> None:
+    inside = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", REUSE, str(tmp_path))
+    run = await asyncio.create_subprocess_exec(*inside, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = await run.communicate()
+    if b"unshare failed" in err:
+        pytest.skip(err.decode())
+    assert (out, err.decode()) == (b"done\n", "")
 
 
 # --- ports --------------------------------------------------------------------------------------------------------------
