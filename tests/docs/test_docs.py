@@ -1,0 +1,97 @@
+"""The documentation matches the code and its own links lead somewhere."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from scheduler.cli.registry import ALIASES, BY_NAME, GROUPS
+from scheduler.domain.instance import TRANSITIONS, Phase
+from scheduler.domain.reasons import Code
+from scheduler.telemetry.metric_list import METRICS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@pytest.fixture
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_parts_are_fresh(generator: ModuleType) -> None:
+    stale = [str(path.relative_to(ROOT)) for path in generator.stale_files()]
+    assert stale == [], "run: make docs"
+
+
+def test_every_generator_has_a_place(generator: ModuleType) -> None:
+    places = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for name in generator.BLOCKS:
+        assert places.count(f"<!-- generated: {name} -->") == 1, name
+
+
+def test_a_stale_page_is_noticed_and_mended(generator: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- generated: metrics -->\nold\n<!-- /generated -->\nafter\n", encoding="utf-8")
+    (stale,) = generator.stale_files(tmp_path)
+    assert stale == page
+    right = generator.renewed(page.read_text(encoding="utf-8"))
+    assert right.startswith("before\n")
+    assert right.endswith("\nafter\n")
+    assert f"`{METRICS[0].name}`" in right
+    assert generator.renewed(right) == right
+    with pytest.raises(KeyError, match="nobody"):
+        generator.renewed("<!-- generated: nobody -->\n<!-- /generated -->")
+
+
+def test_the_state_table_holds_every_transition(generator: ModuleType) -> None:
+    rows = {row.split("`")[1]: row for row in generator.transitions().splitlines()[2:]}
+    assert set(rows) == {phase.value for phase in Phase}
+    for (source, event), targets in TRANSITIONS.items():
+        for target in targets:
+            cell = re.search(rf"`{target.value}` \(([^)]*)\)", rows[source.value])
+            assert cell is not None
+            assert event.__name__ in cell[1].split(", ")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    dead = []
+    for target in _LINK.findall(text):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        file, _, anchor = target.partition("#")
+        goal = (page.parent / file) if file else page
+        if not goal.exists() or (anchor and anchor not in _anchors(goal)):
+            dead.append(target)
+    assert dead == []
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_the_text_exist(page: Path) -> None:
+    """What the README says is not there yet may be named there."""
+    text = page.read_text(encoding="utf-8")
+    coming = text[text.find("It does not work yet") :].partition("\n")[0] if "It does not work yet" in text else ""
+    known = {name.split()[0] for name in BY_NAME} | set(ALIASES) | GROUPS
+    used = set(re.findall(r"(?:`|\$ |bin/)hotseat ([a-z][a-z-]+)", text.replace(coming, "") if coming else text))
+    assert used - known == set()
+
+
+def test_every_reason_code_is_explained_and_no_other() -> None:
+    rows = re.findall(r"^\| `([a-z_]+)` \|", (ROOT / "docs" / "reference" / "reasons.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert set(rows) == {code.value for code in Code} - {Code.NONE.value}
