@@ -1,7 +1,9 @@
 """Alembic environment. Run by scheduler/store/migrate.py at start, on the connection that it hands in; there is no ini file.
 
 To write a migration: copy the newest file of versions/, give it the next number, change scheduler/store/tables.py and
-its SCHEMA, prefer ADD COLUMN to re-creating a table, and run tests/migration, which compares the two.
+its SCHEMA, and run tests/migration, which compares the two. Prefer ADD COLUMN to re-creating a table. Where a table must
+be re-created (op.batch_alter_table), pass table_kwargs={"sqlite_autoincrement": True} if its numbers are never given
+twice: reflection does not see that, and carry its row of sqlite_sequence over.
 """
 
 from alembic import context
