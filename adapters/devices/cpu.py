@@ -3,19 +3,21 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from adapters.procfs.memory import read_cpu_times, read_held_bytes, read_host_memory
+from adapters.procfs.memory import Resident, read_cpu_times, read_held_bytes, read_host_memory, read_resident
 from adapters.procfs.processes import PROC, read_stat
 from adapters.procfs.threads import outcome_of
 from scheduler.domain.device import DeviceInfo, DeviceSample
 from scheduler.domain.errors import Permanent
 from scheduler.domain.ids import DeviceId, Holder
-from scheduler.domain.units import human_bytes
+from scheduler.domain.units import MIB, human_bytes
 from scheduler.ports.clock import Clock
 
 _KIND = "cpu"
 _TIMEOUT_S = 10.0
+_MAX_USES = 10
+_NOTICEABLE_BYTES = MIB
 
 Groups = Mapping[DeviceId, Mapping[Holder, frozenset[int]]]
 
@@ -30,11 +32,20 @@ class CpuBudget:
     headroom_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a process held at the last full look at its pages, and, if it was alone, its cheap counters just before."""
+
+    held_bytes: int
+    resident: Resident | None
+    uses: int = 0  # how often the look was used since
+
+
 @dataclass(slots=True)
 class _Memory:
-    """What the last reading left: bytes per process, and processor times."""
+    """What the last reading left: looks at processes, and processor times."""
 
-    held: dict[int, int] = field(default_factory=dict)
+    held: dict[int, _Held] = field(default_factory=dict)
     cpu_times: tuple[int, int] | None = None
     utilization_ratio: float | None = None
 
@@ -100,8 +111,7 @@ class CpuDevices:
     def _read(self, groups: Groups) -> list[DeviceSample]:
         started_at_s = self._clock.monotonic()
         before = read_host_memory(self._proc).available_bytes
-        wanted = {pid for budget in self._budgets for pids in groups.get(budget.id, {}).values() for pid in pids}
-        self._memory.held = held = {pid: self._held_by(pid) for pid in wanted}
+        held = self._read_held([pids for budget in self._budgets for pids in groups.get(budget.id, {}).values()])
         # The larger of two looks: what our own processes took or gave back in between must not look foreign.
         available = max(before, read_host_memory(self._proc).available_bytes)
         own = {
@@ -124,14 +134,29 @@ class CpuDevices:
             for budget in self._budgets
         ]
 
-    def _held_by(self, pid: int) -> int:
+    def _read_held(self, sets: Sequence[frozenset[int]]) -> dict[int, int]:
+        alone = {pid for pids in sets if len(pids) == 1 for pid in pids}
+        held: dict[int, int] = {}
+        looks: dict[int, _Held] = {}
+        for pid in {pid for pids in sets for pid in pids}:
+            last, resident = self._memory.held.get(pid), read_resident(pid, self._proc)
+            quick = _infer_held(last, resident) if pid in alone else None
+            if last is not None and quick is not None:
+                held[pid], looks[pid] = quick, replace(last, uses=last.uses + 1)
+            else:
+                held[pid] = self._look_at(pid, last)
+                looks[pid] = _Held(held[pid], resident if pid in alone else None)
+        self._memory.held = looks
+        return held
+
+    def _look_at(self, pid: int, last: _Held | None) -> int:
         held = read_held_bytes(pid, self._proc)
         if held is not None:
             return held
         # A process that is ending has no memory to look at any more while the kernel still takes it apart, which for
         # many GiB takes a while. Until it is dead it holds what it held, or its bytes would look foreign meanwhile.
         stat = read_stat(pid, self._proc)
-        return 0 if stat is None or stat.dead else self._memory.held.get(pid, 0)
+        return 0 if last is None or stat is None or stat.dead else last.held_bytes
 
     def _read_utilization(self) -> float | None:
         """Busy share of all processors since the last sample; they are common to all budgets."""
@@ -142,6 +167,20 @@ class CpuDevices:
             self._memory.cpu_times = now
             self._memory.utilization_ratio = min(1.0, max(0.0, (now[0] - before[0]) / (now[1] - before[1])))
         return self._memory.utilization_ratio
+
+
+def _infer_held(last: _Held | None, resident: Resident | None) -> int | None:
+    """What a process without company holds now, from its counters; None when only a look at its pages can tell.
+
+    A look costs much processor time for a large process. Without forked company its private pages are its own
+    alone, so their change is exact; its shares of common pages stay as they were unless its own part moved, and
+    are looked at again every so often, because others may have come or gone.
+    """
+    if last is None or last.resident is None or resident is None or last.uses >= _MAX_USES:
+        return None
+    if abs(resident.shared_bytes - last.resident.shared_bytes) > _NOTICEABLE_BYTES:
+        return None
+    return max(0, last.held_bytes + resident.private_bytes - last.resident.private_bytes)
 
 
 def share_pressure(unused: Mapping[DeviceId, int], available_bytes: int) -> dict[DeviceId, int]:

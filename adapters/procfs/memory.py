@@ -94,7 +94,7 @@ def read_held_bytes(pid: int, proc: str = PROC) -> int | None:
     """Bytes that a process holds: its proportional share (PSS) of resident pages, plus its swapped ones.
 
     Where the kernel does not let us see shares, all its resident pages. None when it has no memory (any more):
-    ended, ending, or a kernel thread. Costs about a millisecond per GiB mapped in small pages.
+    ended, ending, or a kernel thread. Walks all pages: measured 13 ms of processor time per GiB in small pages.
     """
     try:
         facts = _read_pairs(f"{proc}/{pid}/smaps_rollup")
@@ -105,6 +105,25 @@ def read_held_bytes(pid: int, proc: str = PROC) -> int | None:
     if "Pss" not in facts:
         return _read_resident_bytes(pid, proc)
     return (facts["Pss"] + facts.get("SwapPss", 0)) * _KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Counters that the kernel keeps anyway, so that reading them costs nothing."""
+
+    private_bytes: int  # anonymous pages, in memory or swapped out; shared with nobody unless it forked
+    shared_bytes: int  # file and shared-memory pages, resident; others may have them mapped as well
+
+
+def read_resident(pid: int, proc: str = PROC) -> Resident | None:
+    """The counters of a process; None when it has no memory, or the kernel does not tell the kinds apart (before 4.5)."""
+    try:
+        facts = _read_pairs(f"{proc}/{pid}/status")
+    except OSError:
+        return None
+    if not {"RssAnon", "RssFile", "RssShmem"} <= facts.keys():
+        return None
+    return Resident((facts["RssAnon"] + facts.get("VmSwap", 0)) * _KIB, (facts["RssFile"] + facts["RssShmem"]) * _KIB)
 
 
 def _read_resident_bytes(pid: int, proc: str) -> int | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.procfs.memory import HostMemory, read_cpu_times, read_held_bytes, read_host_memory
+from adapters.procfs.memory import HostMemory, Resident, read_cpu_times, read_held_bytes, read_host_memory, read_resident
 from adapters.procfs.processes import ProcessScanner, ProcessTable, Stat, parse_stat, read_boot_id, read_origin, read_stat, read_token
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -228,6 +228,14 @@ def test_without_shares_all_resident_pages_count(proc: FakeProc, statm: str, hel
     assert read_held_bytes(7, str(proc.root)) == held
     proc.write("7/smaps_rollup", "")
     assert read_held_bytes(7, str(proc.root)) == held
+
+
+def test_resident_counters(proc: FakeProc) -> None:
+    proc.write("7/status", "Name:\t1 2\nVmRSS:\t 100 kB\nRssAnon:\t 50 kB\nRssFile:\t 40 kB\nRssShmem:\t 10 kB\nVmSwap:\t 7 kB\n")
+    assert read_resident(7, str(proc.root)) == Resident(private_bytes=57 * 1024, shared_bytes=50 * 1024)
+    proc.write("7/status", "Name:\tending\nState:\tR\n")
+    assert read_resident(7, str(proc.root)) is None
+    assert read_resident(8, str(proc.root)) is None
 
 
 def test_held_bytes_of_nobody(tmp_path: Path) -> None:
