@@ -34,11 +34,11 @@ class CpuBudget:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a process held at the last full look at its pages, and, if it was alone, its cheap counters just before."""
+    """What a process held, and, if it was alone, its cheap counters: private ones of now, shared ones of the last look."""
 
     held_bytes: int
     resident: Resident | None
-    uses: int = 0  # how often the look was used since
+    uses: int = 0  # how often it was inferred since the last look at all pages
 
 
 @dataclass(slots=True)
@@ -136,18 +136,13 @@ class CpuDevices:
 
     def _read_held(self, sets: Sequence[frozenset[int]]) -> dict[int, int]:
         alone = {pid for pids in sets if len(pids) == 1 for pid in pids}
-        held: dict[int, int] = {}
         looks: dict[int, _Held] = {}
         for pid in {pid for pids in sets for pid in pids}:
             last, resident = self._memory.held.get(pid), read_resident(pid, self._proc)
-            quick = _infer_held(last, resident) if pid in alone else None
-            if last is not None and quick is not None:
-                held[pid], looks[pid] = quick, replace(last, uses=last.uses + 1)
-            else:
-                held[pid] = self._look_at(pid, last)
-                looks[pid] = _Held(held[pid], resident if pid in alone else None)
+            inferred = _infer_held(last, resident) if pid in alone else None
+            looks[pid] = inferred or _Held(self._look_at(pid, last), resident if pid in alone else None)
         self._memory.held = looks
-        return held
+        return {pid: look.held_bytes for pid, look in looks.items()}
 
     def _look_at(self, pid: int, last: _Held | None) -> int:
         held = read_held_bytes(pid, self._proc)
@@ -169,7 +164,7 @@ class CpuDevices:
         return self._memory.utilization_ratio
 
 
-def _infer_held(last: _Held | None, resident: Resident | None) -> int | None:
+def _infer_held(last: _Held | None, resident: Resident | None) -> _Held | None:
     """What a process without company holds now, from its counters; None when only a look at its pages can tell.
 
     A look costs much processor time for a large process. Without forked company its private pages are its own
@@ -180,7 +175,8 @@ def _infer_held(last: _Held | None, resident: Resident | None) -> int | None:
         return None
     if abs(resident.shared_bytes - last.resident.shared_bytes) > _NOTICEABLE_BYTES:
         return None
-    return max(0, last.held_bytes + resident.private_bytes - last.resident.private_bytes)
+    held_bytes = max(0, last.held_bytes + resident.private_bytes - last.resident.private_bytes)
+    return _Held(held_bytes, replace(last.resident, private_bytes=resident.private_bytes), last.uses + 1)
 
 
 def share_pressure(unused: Mapping[DeviceId, int], available_bytes: int) -> dict[DeviceId, int]:

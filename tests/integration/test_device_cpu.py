@@ -261,6 +261,8 @@ async def test_pages_are_looked_at_only_when_the_counters_cannot_tell(machine: M
     assert await held(7) == 400
     machine.count(7, 250, 201, swap=10)
     assert await held(7) == 360, "private pages are its own"
+    machine.count(7, 260, 201, swap=10)
+    assert await held(7) == 370
     machine.count(7, 250, 204, swap=10)
     assert await held(7) == 1, "others may share these"
     machine.hold(7, 500)
@@ -279,6 +281,21 @@ async def test_pages_are_looked_at_only_when_the_counters_cannot_tell(machine: M
     assert await held(7) == 800
     (machine.root / "7/status").unlink()
     assert await held(7) == 700, "a kernel that does not count"
+
+
+async def test_ending_process_keeps_what_was_inferred_last(machine: Machine) -> None:
+    devices = devices_of(machine, 500)
+    machine.hold(7, 100)
+    machine.count(7, 90, 20)
+    await one(devices, {A: {7}})
+    machine.count(7, 390, 20)
+    assert (await one(devices, {A: {7}})).own[A] == 400 * MIB
+    machine.lose_memory(7)
+    (machine.root / "7/status").write_text("State:\tR\n")
+    machine.set_available(100)
+    for _ in range(3):
+        ending = await one(devices, {A: {7}})
+        assert (ending.own[A], ending.foreign_bytes) == (400 * MIB, 0)
 
 
 async def test_unreadable_machine_yields_no_sample_and_recovers(machine: Machine) -> None:
