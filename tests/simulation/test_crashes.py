@@ -16,7 +16,7 @@ from scheduler.domain.units import GIB
 from scheduler.orchestrator.events import Happening
 from scheduler.orchestrator.invariants import check
 from scheduler.orchestrator.state import State
-from scheduler.simulator.virtual_time import VirtualClock, VirtualLoop, run_virtual
+from scheduler.simulator.virtual_time import VirtualClock, run_virtual
 from scheduler.store.engine import open_database
 from scheduler.telemetry.tasks import spawn
 from tests.support.behaviour import Behaviour, Child
@@ -56,14 +56,15 @@ def invariants(event: Happening, state: State) -> None:
 class Story:
     """One history: a script, a crash at each of the given boundaries (counted from the last boot), then the rest of life."""
 
-    def __init__(self, folder: Path, template: Path | None, crash_at: tuple[int, ...]) -> None:
+    def __init__(self, folder: Path, template: Path, crash_at: tuple[int, ...], *, short: bool) -> None:
         self.world = make_world()
-        if template is not None:
-            shutil.copy(template, folder / "state.db")
+        shutil.copy(template, folder / "state.db")
         self.sim = Sim(self.world, folder, MODELS, checks=[invariants], boundary=self.boundary)
         self.crash_at = list(crash_at)
         self.passed: list[str] = []
+        self.recovery = 0  # boundaries that the last recovery passed before it came to rest
         self.died = asyncio.Event()
+        self.script = [self.first_half] if short else [self.first_half, self.second_half]
 
     def boundary(self, name: str) -> None:
         """Count, and die at the chosen one: nothing of this daemon acts on the world any more."""
@@ -74,23 +75,26 @@ class Story:
             self.crash_at.pop(0)
             self.died.set()
             self.world.crash()
-            if ":" in name and name.split(":")[0] in ("before", "written", "committed"):
+            if name.split(":")[0] in ("before", "written", "committed"):
                 raise Crashed(name)
             raise asyncio.CancelledError
 
     async def live(self) -> None:
-        """Until the script is through without a crash; then everybody must be served."""
-        script = [self.first_half, self.second_half, self.everybody]
-        while script:
+        """Until the script is through; after a crash the new daemon first comes to rest; in the end everybody is served."""
+        while True:
             self.passed.clear()
             self.died.clear()
             if await self.until_death(self.boot()):
                 continue
-            while script and not await self.until_death(script[0]()):
-                script.pop(0)
+            self.recovery = len(self.passed)
+            while self.script and not await self.until_death(self.script[0]()):
+                self.script.pop(0)
+            if not self.died.is_set() and not await self.until_death(self.everybody()):
+                break
         await self.sim.until(self.at_rest, within_s=120)
         self.judge()
-        await self.sim.stop()
+        self.died.set()  # what is left is the end of the test, not of the story
+        await self.bury()
 
     async def until_death(self, work: Coroutine[Any, Any, None]) -> bool:
         """Run ``work``; True when the daemon died meanwhile."""
@@ -109,6 +113,7 @@ class Story:
 
     async def boot(self) -> None:
         await self.sim.start()
+        await self.sim.until(self.at_rest, within_s=120)
 
     async def bury(self) -> None:
         if hasattr(self.sim, "kernel"):
@@ -117,9 +122,9 @@ class Story:
 
     async def first_half(self) -> None:
         assert await asyncio.gather(self.sim.chat("a"), self.sim.chat("c")) == ["ok", "ok"]
+        assert await self.sim.chat("b") == "ok"
 
     async def second_half(self) -> None:
-        assert await self.sim.chat("b") == "ok"
         assert (await self.sim.act("stop", "c")).ok
         assert await self.sim.chat("a") == "ok"
 
@@ -134,25 +139,28 @@ class Story:
         """Nothing orphaned, ledger equal to the processes, never over capacity, never a request to a sleeper."""
         rows = {i.launch for i in self.sim.kernel.state.instances.values() if i.has_process}
         for process in self.world.engines():
-            assert process.request is not None and int(process.request.token.split(":")[1]) in rows, process
+            assert process.request is not None
+            assert int(process.request.token.split(":")[1]) in rows, process
         assert self.sim.ledger_matches() == []
         assert not self.world.overflows, self.world.overflows
         assert not self.world.misdirected, self.world.misdirected
 
 
-def tell(folder: Path, template: Path | None, crash_at: tuple[int, ...]) -> list[str]:
-    """Live one story; returns the boundaries of its last boot."""
+def tell(folder: Path, template: Path, crash_at: tuple[int, ...], *, short: bool = False) -> Story:
+    """Live one story to its end."""
     folder.mkdir(parents=True, exist_ok=True)
 
-    async def main() -> list[str]:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        loop.set_exception_handler(report)
-        story = Story(folder, template, crash_at)
+    async def main() -> Story:
+        asyncio.get_running_loop().set_exception_handler(report)
+        story = Story(folder, template, crash_at, short=short)
         await story.live()
-        return story.passed
+        return story
 
-    return run_virtual(main())
+    try:
+        return run_virtual(main())
+    except BaseException as error:
+        error.add_note(f"crashes at boundaries {crash_at}, short={short}")
+        raise
 
 
 def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -173,12 +181,49 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "state.db"
 
 
-def test_no_crash(tmp_path: Path, template: Path) -> None:
-    """The script by itself, and how many boundaries it has."""
-    assert len(tell(tmp_path, template, ())) > 0
+def test_without_a_crash(tmp_path: Path, template: Path) -> None:
+    story = tell(tmp_path, template, ())
+    assert len(story.passed) > 80
+    assert not story.world.happened("killed")
 
 
-def test_one_crash_at_every_boundary(tmp_path: Path, template: Path) -> None:
-    for at in itertools.count(1):
-        if not tell(tmp_path / str(at), template, (at,)):
+PARTS = 8
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_one_crash_at_every_boundary(tmp_path: Path, template: Path, part: int) -> None:
+    stories = 0
+    for at in itertools.count(part + 1, PARTS):
+        if tell(tmp_path / str(at), template, (at,)).crash_at:
+            break  # this boundary was never reached
+        stories += 1
+    assert stories > 80 // PARTS
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_second_crash_at_every_boundary_of_every_recovery(tmp_path: Path, template: Path, part: int) -> None:
+    """Every pair of crashes: the second one strikes while the first is being recovered from."""
+    pairs = 0
+    for first in itertools.count(part + 1, PARTS):
+        alone = tell(tmp_path / str(first), template, (first,), short=True)
+        if alone.crash_at:
             break
+        for second in range(1, alone.recovery + 1):
+            assert not tell(tmp_path / f"{first}-{second}", template, (first, second), short=True).crash_at
+            shutil.rmtree(tmp_path / f"{first}-{second}")
+            pairs += 1
+    assert pairs > 200 // PARTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_pair_of_crashes_of_the_whole_script(tmp_path: Path, template: Path, part: int) -> None:
+    for first in itertools.count(part + 1, PARTS):
+        if tell(tmp_path / str(first), template, (first,)).crash_at:
+            break
+        for second in itertools.count(1):
+            story = tell(tmp_path / f"{first}-{second}", template, (first, second))
+            shutil.rmtree(tmp_path / f"{first}-{second}")
+            if story.crash_at:
+                break
