@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sqlalchemy import Connection
-
 from scheduler.domain.errors import Conflict, HotseatError
 from scheduler.domain.ids import DeviceId, InstanceId, model_of
 from scheduler.domain.instance import Instance
@@ -38,6 +36,7 @@ from scheduler.orchestrator.rows import write
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.supervisor import Supervisor, reason_of
 from scheduler.ports.engine import LaunchPlan
+from scheduler.store.connection import Connection
 from scheduler.telemetry.tasks import TaskScope
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection
-
 from scheduler.domain.claims import Footprint
 from scheduler.domain.errors import HotseatError
 from scheduler.domain.ids import ModelName, instance_id
@@ -23,6 +21,7 @@ from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.recovery import close_moves, load_rows, reap, restart, seed
 from scheduler.orchestrator.sampling import Sampler
 from scheduler.orchestrator.state import Policy, State
+from scheduler.store.connection import Connection
 from scheduler.store.events import append_event
 from scheduler.store.models import load_models, mark_removed, save_models
 from scheduler.store.usage import add_usage

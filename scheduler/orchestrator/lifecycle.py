@@ -39,7 +39,8 @@ from scheduler.orchestrator.events import (
     SleepReturned,
     WakeErrored,
 )
-from scheduler.orchestrator.measuring import remember
+from scheduler.orchestrator.measuring import remember, seated
+from scheduler.orchestrator.view import target
 
 #: Failures that mean "more memory than thought": the guess is raised before the next try.
 _OUT_OF_MEMORY = frozenset({Code.DEVICE_OOM, Code.HOST_OOM})
@@ -63,7 +64,7 @@ def launch(ctx: Context, iid: InstanceId, devices: tuple[DeviceId, ...], reason:
         reason=reason,
         launch=launch_id,
         devices=devices,
-        claim=even_claim(devices, facts.footprint.launch_bytes()),
+        claim=even_claim(devices, target(state, instance.model).need_bytes),
         deadline_s=ctx.now_s + spec.start_timeout_s,
     )
     if instance.phase is Phase.FAILED:
@@ -82,7 +83,8 @@ def wake(ctx: Context, iid: InstanceId, reason: Reason, cause: str) -> None:
     instance = ctx.instance(iid)
     footprint = ctx.state.facts_of(instance.model).footprint
     level = instance.level or 1
-    claim = Claim({d: max(b, footprint.seated_bytes()) for d, b in instance.claim.device_bytes.items()}, instance.claim.host_bytes)
+    need = target(ctx.state, instance.model).need_bytes
+    claim = Claim({d: max(b, need) for d, b in instance.claim.device_bytes.items()}, instance.claim.host_bytes)
     timeout = _patience(footprint.wake_seconds(level), ctx.state.policy.wake_timeout_s)
     event = WakeIntended(at_s=ctx.now_s, cause=CauseId(cause), reason=reason, claim=claim, deadline_s=ctx.now_s + timeout + 1.0)
     seq = ctx.transition(iid, event, intent=True)
@@ -138,7 +140,7 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
         facts.learned = facts.learned.with_wake(instance.level or 1, took)
     if event.version:
         ctx.emit(SetVersion(launch=event.launch, version=event.version))
-    claim = instance.claim if instance.phase is Phase.WAKING else _seated(ctx, instance)
+    claim = instance.claim if instance.phase is Phase.WAKING else seated(ctx, instance)
     ctx.transition(instance.id, Ready(at_s=ctx.now_s, claim=claim))
     live.slow = live.refused = False
     remember(ctx, instance)
@@ -289,12 +291,6 @@ def _lost(ctx: Context, instance: Instance, reason: Reason) -> None:
     event = GroupLost(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + ctx.state.policy.kill_again_s)
     seq = ctx.transition(instance.id, event)
     ctx.emit(Stop(instance=instance.id, launch=launch_id(instance), seq=seq, kill=True))
-
-
-def _seated(ctx: Context, instance: Instance) -> Claim:
-    footprint = ctx.state.facts_of(instance.model).footprint
-    claim = Claim({d: footprint.seated_bytes() for d in instance.devices}, instance.claim.host_bytes)
-    return claim.at_least(ctx.state.measured_of(instance.id))
 
 
 def _raise_guess(ctx: Context, instance: Instance) -> None:

@@ -123,9 +123,23 @@ def _learn_awake(ctx: Context, instance: Instance, most: int) -> None:
     facts.learned = facts.learned.with_more(most) if live.learned_run else facts.learned.with_run(most, live.peak_bytes)
     live.learned_run = True
     remember(ctx, instance)
-    seated = Claim({d: facts.footprint.seated_bytes() for d in instance.devices}, instance.claim.host_bytes)
-    if seated != instance.claim:
-        ctx.set_claim(instance.id, seated.at_least(live.measured))
+    claim = seated(ctx, instance)
+    if claim != instance.claim:
+        ctx.set_claim(instance.id, claim)
+
+
+def seated(ctx: Context, instance: Instance) -> Claim:
+    """What an awake instance claims: its footprint, as far as there is room to rise, and never less than was measured."""
+    state = ctx.state
+    footprint = state.facts_of(instance.model).footprint
+    measured = state.measured_of(instance.id)
+    claim = {}
+    for device in instance.devices:
+        held, info, sample = instance.claim.on(device), state.devices.get(device), state.samples.get(device)
+        foreign = sample.foreign_bytes if sample is not None else 0
+        room = info.usable_bytes - foreign - state.claimed_on(device) if info is not None else 0
+        claim[device] = max(measured.get(device, 0), min(footprint.seated_bytes(), held + max(0, room)))
+    return Claim(claim, instance.claim.host_bytes)
 
 
 def measured_since(ctx: Context, instance: Instance, since_s: float) -> dict[DeviceId, int] | None:

@@ -4,8 +4,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sqlalchemy import Connection
-
 from scheduler.domain.ids import InstanceId, LaunchId, ModelName
 from scheduler.domain.instance import DaemonRestarted, Instance, Phase, StopIntended, may
 from scheduler.domain.launch import LaunchRecord
@@ -17,6 +15,7 @@ from scheduler.orchestrator.context import Context, launch_id
 from scheduler.orchestrator.effects import Effect, Find, Stop
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.state import State
+from scheduler.store.connection import Connection
 from scheduler.store.footprints import load_footprints
 from scheduler.store.instances import load_instances, load_launch
 from scheduler.store.journal import LastIds, end_move, last_ids, open_moves

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection
-
 from scheduler.domain.launch import LaunchRecord
 from scheduler.domain.plan import MoveState
 from scheduler.orchestrator.effects import Effect, EndLaunch, Journal, SaveInstance, SaveLearned, SaveMove, SetVersion, Tell
+from scheduler.store.connection import Connection
 from scheduler.store.events import append_event
 from scheduler.store.footprints import StoredFootprint, save_footprint
 from scheduler.store.instances import end_launch, save_instance, save_launch, set_launch_version

@@ -1,13 +1,15 @@
 """The reducer's state as the planner sees it."""
 
-from scheduler.domain.claims import Footprint
+from scheduler.domain.claims import Footprint, Source
 from scheduler.domain.device import DeviceInfo, Health
 from scheduler.domain.ids import DeviceId, ModelName, instance_id
 from scheduler.domain.instance import GOAL_STOPPED, Instance, Phase, goal_asleep
+from scheduler.domain.learned import GROWTH
 from scheduler.domain.model import ModelClass, ModelSpec
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import human_seconds
 from scheduler.orchestrator.state import State
+from scheduler.planner.feasible import most_bytes
 from scheduler.planner.inputs import Availability, DeviceView, Exit, HostView, Picture, Seat, Target
 from scheduler.planner.turns import latest_gate_s, turn_length
 
@@ -39,7 +41,14 @@ def target(state: State, model: ModelName) -> Target:
     else:
         sets = device_sets(state, state.models[model])
         need = footprint.launch_bytes()
+    need = _without_allowance(state, footprint, sets, need)
     return Target(instance=iid, model=model, sets=sets, need_bytes=need, own_claim=instance.claim, own_measured=state.measured_of(iid))
+
+
+def _without_allowance(state: State, footprint: Footprint, sets: tuple[tuple[DeviceId, ...], ...], need: int) -> int:
+    """Room for growth beyond what was measured yields where a device is too small for both: what ran there once fits again."""
+    largest = max((min(most_bytes(state.devices[d]) for d in devices) for devices in sets), default=0)
+    return max(largest, int(need / GROWTH)) if footprint.source is Source.MEASURED and need > largest else need
 
 
 def device_sets(state: State, spec: ModelSpec) -> tuple[tuple[DeviceId, ...], ...]:
