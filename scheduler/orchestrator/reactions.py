@@ -6,9 +6,9 @@
 
 from dataclasses import replace
 
-from scheduler.domain.errors import HotseatError, NotFound, Permanent, Temporary
+from scheduler.domain.errors import HotseatError, InvariantViolated, NotFound, Permanent, Temporary
 from scheduler.domain.ids import CauseId, HoldId, LeaseId, ModelName, instance_id
-from scheduler.domain.instance import GoalChanged, Instance, Phase
+from scheduler.domain.instance import EMPTY_PHASES, GoalChanged, Instance, Phase
 from scheduler.domain.lease import Hold, Lease
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import human_bytes, human_seconds
@@ -18,7 +18,9 @@ from scheduler.orchestrator.effects import FinishAction, GrantLease
 from scheduler.orchestrator.estimates import eta_seconds, retry_after
 from scheduler.orchestrator.events import LeaseRequested
 from scheduler.orchestrator.view import enter_seconds, picture, target
+from scheduler.planner.check import verify
 from scheduler.planner.evict import Fits, Never, evict
+from scheduler.planner.greedy import PlannerInput, place
 from scheduler.planner.turns import order_holds, order_models
 
 #: Phases in which a model is on its way, or will be decided about shortly: a request joins it.
@@ -181,10 +183,32 @@ def start_moves(ctx: Context) -> bool:
         if instance.phase in _LEAVING:
             state.hold_reasons[model] = Reason(Code.WAITING_MOVE, f"{model} is {instance.phase.value.replace('_', ' ')} first")
             continue
-        if not _may_start(ctx, instance):
-            continue
-        opened |= _react(ctx, model)
-    return opened
+        if _may_start(ctx, instance):
+            opened |= _react(ctx, model)
+    return opened | _keep_always_awake(ctx)
+
+
+def _keep_always_awake(ctx: Context) -> bool:
+    """Models configured ``awake: always`` that nobody waits for: into room that is free or idle, never at each other's cost."""
+    state = ctx.state
+    absent = [m for m, s in state.models.items() if s.always_awake and s.enabled and not state.wanted(m)]
+    due = [m for m in absent if _is_away(ctx, m) and _may_start(ctx, ctx.instance(instance_id(m)))]
+    if not due:
+        return False
+    given = PlannerInput(picture=picture(state), targets=tuple(target(state, m) for m in due))
+    placement = place(given)
+    wrong = verify(placement, given)
+    if wrong:
+        raise InvariantViolated("; ".join(wrong))
+    state.hold_reasons.update(placement.reasons)
+    for model, fits in placement.seats.items():
+        _open(ctx, model, fits)
+    return bool(placement.seats)
+
+
+def _is_away(ctx: Context, model: ModelName) -> bool:
+    instance = ctx.instance(instance_id(model))
+    return instance.phase in EMPTY_PHASES | {Phase.ASLEEP} and ctx.state.move_of(instance.id) is None
 
 
 def _on_its_way(ctx: Context, instance: Instance) -> Reason:
@@ -206,8 +230,7 @@ def _wanted_in_order(ctx: Context) -> list[ModelName]:
         waiting.setdefault(hold.model, []).append(hold)
     first = order_models(waiting, {m: enter_seconds(state, m) for m in waiting})
     kept = [m for m, f in state.facts.items() if m not in waiting and f.turn_kept_until_s > ctx.now_s and m in state.models]
-    always = [m for m, s in state.models.items() if s.always_awake and s.enabled and m not in waiting and m not in kept]
-    return first + kept + always
+    return first + kept
 
 
 def _may_start(ctx: Context, instance: Instance) -> bool:

@@ -110,6 +110,12 @@ def availability_of(state: State, instance: Instance, beneficiary: ModelName | N
     if not state.busy(instance.id) and not waiting:
         if facts.turn_kept_until_s > state.now_s and instance.model != beneficiary:
             return Availability.LOCKED, Reason(Code.WAITING_TURN, "its turn is kept for a client that retries"), facts.turn_kept_until_s
+        spec = state.models.get(instance.model)
+        if beneficiary is None and spec is not None and spec.always_awake:
+            return Availability.LOCKED, Reason(Code.ALWAYS, "it is configured awake: always"), None
+        rested = max(last_used(state, instance), instance.since_s) + (spec.min_awake_s if spec is not None else 0.0)
+        if beneficiary is None and state.now_s < rested:
+            return Availability.LOCKED, Reason(Code.WAITING_TURN, "it was used a moment ago"), rested
         return Availability.IDLE, None, None
     if beneficiary is None:
         return Availability.LOCKED, Reason(Code.WAITING_TURN, "it is serving"), None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import human_bytes
-from scheduler.planner.feasible import Gap, admits_growth, can_ever_fit, gap_on
+from scheduler.planner.feasible import Gap, admits_growth, can_ever_fit, gap_on, most_bytes
 from scheduler.planner.inputs import Availability, Exit, Picture, Seat, Target
 
 #: Search steps after which the best set found so far is taken (keeps a reaction within 2 ms; 12 seats need fewer).
@@ -183,11 +183,11 @@ def _never(picture: Picture, target: Target) -> Reason:
         return Reason(
             Code.DOES_NOT_FIT, f"{target.model} has no device it may run on", "check the model's devices against `hotseat status`"
         )
-    largest = max((picture.devices[d].info for devices in target.sets for d in devices), key=lambda i: i.usable_bytes)
+    largest = max((picture.devices[d].info for devices in target.sets for d in devices), key=most_bytes)
     return Reason(
         Code.DOES_NOT_FIT,
         f"{target.model} needs {human_bytes(target.need_bytes)}; {largest.id}, the largest device it may use, "
-        f"can give {human_bytes(largest.usable_bytes)} of {human_bytes(largest.capacity_bytes)}",
+        f"can give {human_bytes(most_bytes(largest))} of {human_bytes(largest.capacity_bytes)}",
         "use a smaller context or quantisation, or a larger memory budget for the device",
     )
 

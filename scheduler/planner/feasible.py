@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from scheduler.domain.device import Health
+from scheduler.domain.device import DeviceInfo, Health
 from scheduler.domain.ids import DeviceId
 from scheduler.planner.inputs import Picture, Target
 
@@ -32,7 +32,12 @@ def gap_on(picture: Picture, target: Target, device: DeviceId) -> Gap:
 
 def can_ever_fit(picture: Picture, target: Target, devices: tuple[DeviceId, ...]) -> bool:
     """Whether it would fit with everything else of ours away (foreign use and free memory do not count)."""
-    return all(target.need_bytes <= picture.devices[d].info.usable_bytes for d in devices)
+    return all(target.need_bytes <= most_bytes(picture.devices[d].info) for d in devices)
+
+
+def most_bytes(info: DeviceInfo) -> int:
+    """The most that one model may need on an empty device: both tests count, so the margin stays free as well."""
+    return info.usable_bytes - info.margin_bytes
 
 
 def admits_growth(picture: Picture, devices: tuple[DeviceId, ...]) -> bool:

@@ -184,6 +184,24 @@ def test_scrapes_wake_nothing_and_touch_no_idle_time(tmp_path: Path) -> None:
     assert not sim.world.happened("started", "b")
 
 
+def test_always_awake_models_come_by_themselves_and_come_back(tmp_path: Path) -> None:
+    models = {"a": spec("a", always_awake=True), "x": spec("x", always_awake=True)}
+
+    async def script(sim: Sim) -> None:
+        await sim.until(lambda: sim.phase("a") is Phase.AWAKE)
+        assert await sim.chat("b") == "ok"
+        assert sim.phase("a") is Phase.STOPPED
+        await asyncio.sleep(10.0)
+        assert sim.phase("b") is Phase.AWAKE  # not put away for nobody a moment after it was used
+        await sim.until(lambda: sim.phase("a") is Phase.AWAKE)
+        await asyncio.sleep(600.0)
+        assert not (await sim.act("stop", "a")).ok
+
+    sim = play(tmp_path, dict.fromkeys("abx", BIG), script, models=models)
+    assert not sim.world.happened("started", "x")  # a and x do not fit together and do not chase each other
+    assert len(sim.world.happened("started", "a")) == 2
+
+
 # --- crashes with something in every phase --------------------------------------------------------------------------
 
 
