@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from scheduler.config.find import find_config
@@ -42,7 +43,8 @@ def serve(args: argparse.Namespace) -> int:
     try:
         with StateLock(state_dir):
             set_up(as_json=args.log_json, level=args.log_level)
-            log_file = logging.FileHandler(state_dir / "daemon.log", encoding="utf-8")
+            logs = loaded.settings.logs
+            log_file = RotatingFileHandler(state_dir / "daemon.log", maxBytes=logs.size_bytes, backupCount=logs.keep, encoding="utf-8")
             log_file.setFormatter(logging.getLogger().handlers[0].formatter)
             logging.getLogger().addHandler(log_file)
             return asyncio.run(_run(loaded))

@@ -5,7 +5,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from scheduler.domain.errors import InvariantViolated
 from scheduler.orchestrator.effects import Effect
 from scheduler.orchestrator.events import Happening, Tick
 from scheduler.orchestrator.reducer import next_deadline, reduce
@@ -42,7 +41,7 @@ class ControlLoop:
         self._wake.set()
 
     async def run(self) -> None:
-        """For ever. An event that breaks the reducer is logged and dropped; the next tick looks at everything again."""
+        """For ever. An event that breaks the reducer is logged; the next one looks at everything again."""
         loop = asyncio.get_running_loop()
         while True:
             self._drain()
@@ -63,12 +62,11 @@ class ControlLoop:
     def step(self, event: Happening) -> None:
         """One event, now."""
         try:
-            effects = reduce(self.state, event, self._clock.wall())
-        except (InvariantViolated, AssertionError):
-            log.exception("event %s was dropped: it broke an invariant", type(event).__name__)
+            self._apply(reduce(self.state, event, self._clock.wall()))
+        except Exception:  # a bug must not make the daemon deaf: the next event looks at everything again
+            log.exception("event %s was not carried through", type(event).__name__)
             if self._observe is not None:
                 raise
             return
-        self._apply(effects)
         if self._observe is not None:
             self._observe(event, self.state)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from scheduler.domain.ids import InstanceId, LaunchId, ModelName
 from scheduler.domain.instance import DaemonRestarted, Instance, Phase, StopIntended, may
@@ -19,14 +19,24 @@ from scheduler.store.connection import Connection
 from scheduler.store.footprints import load_footprints
 from scheduler.store.instances import load_instances, load_launch
 from scheduler.store.journal import LastIds, end_move, last_ids, open_moves
+from scheduler.store.usage import last_used
 
 log = logging.getLogger(__name__)
 
-Rows = tuple[list[tuple[Instance, str]], dict[LaunchId, LaunchRecord], LastIds, dict[ModelName, Learned]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What the journal knows: instances with the boot they belong to, launch records, counters, measurements, last use (wall clock)."""
+
+    instances: list[tuple[Instance, str]]
+    records: dict[LaunchId, LaunchRecord]
+    last: LastIds
+    learned: dict[ModelName, Learned]
+    last_used: dict[ModelName, float]
 
 
 def load_rows(conn: Connection) -> Rows:
-    """What the journal knows: instances with the boot they belong to, their launch records, counters, measurements."""
+    """Read it all."""
     instances = load_instances(conn)
     records = {}
     for instance, _ in instances:
@@ -35,7 +45,8 @@ def load_rows(conn: Connection) -> Rows:
             if record is not None:
                 records[record.id] = record
     learned = {row.model: row.runs for row in load_footprints(conn)}
-    return instances, records, last_ids(conn), learned
+    used = {ModelName(model): at for model, at in last_used(conn).items()}
+    return Rows(instances=instances, records=records, last=last_ids(conn), learned=learned, last_used=used)
 
 
 def close_moves(conn: Connection, wall: float) -> int:
@@ -48,20 +59,23 @@ def close_moves(conn: Connection, wall: float) -> int:
 
 def seed(state: State, rows: Rows, boot_id: str) -> dict[InstanceId, LaunchRecord]:
     """Put the rows into the state as they are; returns the launch records of what may still have a process."""
-    instances, records, last, learned = rows
-    state.next.seq = last.transition + 1
-    state.next.launch = last.launch + 1
-    state.next.move = last.move + 1
+    state.next.seq = rows.last.transition + 1
+    state.next.launch = rows.last.launch + 1
+    state.next.move = rows.last.move + 1
     alive = {}
-    for row, row_boot in instances:
+    for row, row_boot in rows.instances:
         instance = row if row_boot == boot_id else _other_boot(row, state.now_s)
         state.instances[instance.id] = instance
-        record = records.get(instance.launch) if instance.launch is not None else None
+        record = rows.records.get(instance.launch) if instance.launch is not None else None
         if instance.has_process and record is not None:
             alive[instance.id] = record
             state.live_of(instance.id).fingerprint = record.fingerprint
-    for model, runs in learned.items():
+    for model, runs in rows.learned.items():
         state.facts_of(model).learned = runs
+    for model, at in rows.last_used.items():
+        facts = state.facts_of(model)
+        facts.last_used_wall = at
+        facts.last_used_s = state.now_s - max(0.0, state.wall - at)
     return alive
 
 
