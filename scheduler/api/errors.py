@@ -21,6 +21,7 @@ STATUS_BY_CODE: dict[str, int] = {
     "model_failed": 503,
     "model_disabled": 409,
     "internal": 500,
+    "invariant_violated": 500,
 }
 MAX_RETRY_AFTER_S = 120
 

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import tzinfo
@@ -42,7 +41,11 @@ class Context:
 
     def columns(self) -> int | None:
         """Columns of the terminal; None when standard output is not one: then nothing is cut."""
-        return max(LEAST_COLUMNS, shutil.get_terminal_size((80, 24)).columns) if self.out_tty else None
+        if not self.out_tty:
+            return None
+        import shutil  # it brings the compression modules with it, and pipes need none of them
+
+        return max(LEAST_COLUMNS, shutil.get_terminal_size((80, 24)).columns)
 
     def view(self) -> View:
         """How to draw right now."""

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple, NoReturn
 
 from scheduler.cli.failure import USAGE, CliError
-from scheduler.cli.registry import ALIASES, BY_NAME, COMMANDS, GROUPS, Command
+from scheduler.cli.registry import ALIASES, BY_NAME, COMMANDS, DEFAULTS, GROUPS, Command
 
 _WITH_VALUE = ("--url", "--state-dir")
 HELP = "help"
@@ -65,23 +65,20 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _resolve(words: Sequence[str]) -> tuple[Command | None, list[str]]:
-    word = ALIASES.get(words[0], words[0]) if words[0] in ("ps", "start", "model", "list") else words[0]
-    head, _, implied = word.partition(" ")
-    if implied:
-        return BY_NAME[word], list(words[1:])
-    if head not in GROUPS:
-        if head in BY_NAME:
-            return BY_NAME[head], list(words[1:])
-        raise CliError(USAGE, f"there is no command {words[0]!r}{_nearest(words[0], _heads())}", fix="hotseat --help")
-    return _resolve_in_group(head, list(words[1:]))
+    word, rest = ALIASES.get(words[0], words[0]), list(words[1:])
+    if word in BY_NAME:
+        return BY_NAME[word], rest
+    if word in GROUPS:
+        return _resolve_in_group(word, rest)
+    raise CliError(USAGE, f"there is no command {words[0]!r}{_nearest(words[0], _heads())}", fix="hotseat --help")
 
 
 def _resolve_in_group(head: str, rest: list[str]) -> tuple[Command | None, list[str]]:
     if rest and rest[0] in ("-h", "--help"):
         return None, rest
     if not rest or rest[0].startswith("-"):
-        if head in ALIASES:
-            return BY_NAME[ALIASES[head]], rest
+        if head in DEFAULTS:
+            return BY_NAME[DEFAULTS[head]], rest
         raise CliError(USAGE, f"{head}: which command? one of: {', '.join(_members(head))}", fix=f"hotseat {head} --help")
     name = ALIASES.get(f"{head} {rest[0]}", f"{head} {rest[0]}")
     if name not in BY_NAME:

@@ -46,14 +46,10 @@ COMMANDS: tuple[Command, ...] = (
     Command("version", "print the version", _BASE + "version", ("hotseat version",)),
 )
 
-ALIASES: dict[str, str] = {
-    "ps": "status",
-    "start": "wake",
-    "model": "models",
-    "list": "models ls",
-    "models list": "models ls",
-    "models": "models ls",
-}
+#: Other words for a command or a group.
+ALIASES: dict[str, str] = {"ps": "status", "start": "wake", "model": "models", "list": "models ls", "models list": "models ls"}
+#: What a group alone means.
+DEFAULTS: dict[str, str] = {"models": "models ls"}
 
 BY_NAME: dict[str, Command] = {command.name: command for command in COMMANDS}
 GROUPS: frozenset[str] = frozenset(name.split()[0] for name in BY_NAME if " " in name)

@@ -2,6 +2,7 @@
 
 import asyncio
 import difflib
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -128,7 +129,7 @@ class FakePlane:
         return self.actions[action_id]
 
     async def wait_action(self, action_id: str, seconds: float) -> Action:
-        await self._wait(lambda: self.actions[action_id].state != "running", seconds)
+        await self._wait(lambda: action_id not in self.actions or self.actions[action_id].state != "running", seconds)
         return await self.action(action_id)
 
     async def story(self, name: str, limit: int) -> Sequence[StoryEntry]:
@@ -194,27 +195,30 @@ class PlaneServer:
         self.policy = policy or local_policy(["127.0.0.1"])
         self.socket_path = state_dir / "control.sock"
         self.port = port
-        self.loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="plane-server")
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_until_complete(self._serve())
-        finally:
-            self.loop.close()
+        with asyncio.Runner() as runner:  # its end cancels what still runs, as the end of a process does
+            self.loop = runner.get_loop()
+            runner.run(self._serve())
 
     async def _serve(self) -> None:
         runner = web.AppRunner(build_control_app(self.plane, self.policy), shutdown_timeout=5.0)
         await runner.setup()
-        await web.SockSite(runner, bind_control_socket(self.socket_path, None)).start()
-        site = web.TCPSite(runner, "127.0.0.1", self.port)
-        await site.start()
-        self.port = runner.addresses[-1][1]
+        sockets = [bind_control_socket(self.socket_path, None), socket.create_server(("127.0.0.1", self.port))]
+        self.port = sockets[1].getsockname()[1]
+        for sock in sockets:
+            await web.SockSite(runner, sock).start()
         self._ready.set()
         await self._stop.wait()
+        # asyncio leaks a connection that it has just accepted when the server closes, and only the end of the process
+        # would close it; here the process goes on. So stop accepting, let the accepted ones settle, then close.
+        for sock in sockets:
+            self.loop.remove_reader(sock.fileno())
+        for _ in range(5):
+            await asyncio.sleep(0)
         await runner.cleanup()
 
     @property

@@ -3,13 +3,13 @@
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scheduler.cli.context import Context
-from scheduler.config.load import check
-from scheduler.config.problems import ConfigInvalid
-from scheduler.config.report import check_json, check_text, exit_code
-from scheduler.config.settings import Loaded
-from scheduler.daemon.engine_facts import engine_facts
+
+if TYPE_CHECKING:  # the schema is worth half a second: not for --help
+    from scheduler.config.problems import ConfigInvalid
+    from scheduler.config.settings import Loaded
 
 
 def arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -18,14 +18,19 @@ def arguments(parser: argparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
-def check_file(path: Path, environ: Mapping[str, str]) -> Loaded | ConfigInvalid:
+def check_file(path: Path, environ: Mapping[str, str]) -> "Loaded | ConfigInvalid":
     """The file against the schema and against what the adapters know of their engines."""
+    from scheduler.config.load import check
+    from scheduler.daemon.engine_facts import engine_facts
+
     known, owned = engine_facts()
     return check(path, owned_flags=owned, known_engines=known, environ=environ)
 
 
 def run(context: Context) -> int:
     """0 = valid, 1 = not; all errors at once."""
+    from scheduler.config.report import check_json, check_text, exit_code
+
     result = check_file(Path(context.args.file), context.environ)
     if context.args.json:
         context.say_json(check_json(result))

@@ -10,6 +10,8 @@ from scheduler.cli.failure import OK
 from scheduler.cli.render.card import render_model
 from scheduler.cli.render.lists import render_models
 
+PAGE = 1000
+
 
 def arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Options of `models ls` and `models show`."""
@@ -37,9 +39,9 @@ def run(context: Context) -> int:
 
 
 def _all(context: Context) -> list[Any]:
-    page = context.daemon.get("/models?limit=1000")
+    page = context.daemon.get(f"/models?limit={PAGE}")
     models = list(page["items"])
     while page["has_more"]:
-        page = context.daemon.get(f"/models?limit=1000&after={quote(page['after'])}")
+        page = context.daemon.get(f"/models?limit={PAGE}&after={quote(page['after'])}")
         models += page["items"]
     return models

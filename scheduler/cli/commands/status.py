@@ -8,7 +8,6 @@ from scheduler.cli.context import Context
 from scheduler.cli.failure import OK
 from scheduler.cli.render.card import render_card
 from scheduler.cli.render.status import render_status
-from scheduler.cli.watch import watch
 
 
 def arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -41,6 +40,8 @@ def run(context: Context) -> int:
         return render_status(answer, host_name(context.daemon.answered), context.view())
 
     if args.watch:
+        from scheduler.cli.watch import watch  # threads and signals, only needed here
+
         return watch(context, fetch, draw, args.interval, as_json=args.json)
     answer = fetch()
     if args.json:

@@ -1,0 +1,236 @@
+"""`hotseat doctor`: each check on made-up machines, and the whole without and with a daemon."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from scheduler.cli import main as cli
+from scheduler.cli.doctor import installation
+from scheduler.cli.doctor.installation import check_engines, check_packages, check_python, check_sqlite
+from scheduler.cli.doctor.machine import check_limits, check_memory, check_state_dir, filesystem_of
+from tests.support import worlds
+from tests.support.fake_plane import FakePlane, PlaneServer
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(("version", "state"), [((3, 10, 9), "fail"), ((3, 11, 0), "ok"), ((3, 14, 2), "ok")])
+def test_python(version: tuple[int, ...], state: str) -> None:
+    assert check_python(version).state == state
+
+
+@pytest.mark.parametrize(
+    ("version", "state"), [("3.34.1", "fail"), ("3.40.1", "warn"), ("3.51.2", "warn"), ("3.51.3", "ok"), ("3.53.0", "ok")]
+)
+def test_sqlite(version: str, state: str) -> None:
+    finding = check_sqlite(version)
+    assert finding.state == state
+    assert bool(finding.fix) is (state != "ok")
+
+
+def test_the_real_sqlite_is_asked() -> None:
+    import sqlite3
+
+    assert check_sqlite().text.startswith(sqlite3.sqlite_version)
+
+
+def test_packages_are_ours_here() -> None:
+    findings = check_packages()
+    assert [finding.state for finding in findings if "ours" in finding.text] == ["ok", "ok"]
+
+
+def test_a_package_of_the_same_name_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    stranger = tmp_path / "adapters"
+    stranger.mkdir()
+    (stranger / "__init__.py").touch()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "adapters"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    [finding] = [finding for finding in check_packages() if "adapters" in finding.text]
+    assert finding.state == "fail"
+    assert str(tmp_path) in finding.text
+    assert "PYTHONSAFEPATH" in finding.fix
+
+
+def test_without_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(installation, "distribution", missing)
+    assert check_packages()[0].state == "fail"
+
+
+def test_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = tmp_path / "llama-server"
+    binary.touch(0o755)
+    assert check_engines(str(tmp_path)).text == f"llamacpp: {binary}"
+    binary.unlink()
+    monkeypatch.setattr("scheduler.cli.doctor.installation.importlib.util.find_spec", lambda name: None)
+    finding = check_engines(str(tmp_path))
+    assert finding.state == "warn"
+    assert "hotseat[llamacpp]" in finding.fix
+
+
+def mounts(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "mountinfo"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_state_dir_that_will_be_made(tmp_path: Path) -> None:
+    findings = check_state_dir(tmp_path / "a" / "b")
+    assert [finding.state for finding in findings] == ["ok"] * len(findings)
+    assert "will be made" in findings[0].text
+    assert not (tmp_path / "a").exists()
+
+
+def test_state_dir_under_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert check_state_dir(tmp_path / "file")[0].state == "fail"
+
+
+def test_state_dir_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.cli.doctor.machine.os.access", lambda path, mode: False)
+    finding = check_state_dir(tmp_path)[0]
+    assert (finding.state, "chown" in finding.fix) == ("fail", True)
+
+
+def test_state_dir_on_a_network_file_system(tmp_path: Path) -> None:
+    root = "22 1 8:1 / / rw - ext4 /dev/sda1 rw"
+    here = f"23 22 0:40 / {tmp_path} rw shared:1 - nfs4 server:/x rw"
+    assert check_state_dir(tmp_path, mounts(tmp_path, root, here))[1].state == "fail"
+    assert check_state_dir(tmp_path, mounts(tmp_path, root))[1].text == "on ext4"
+
+
+def test_the_nearest_mount_counts_and_of_two_on_one_point_the_later(tmp_path: Path) -> None:
+    table = mounts(
+        tmp_path,
+        "1 0 8:1 / / rw - ext4 /dev/sda1 rw",
+        "2 1 0:3 / /var rw - nfs s:/v rw",
+        "3 2 0:4 / /var/lib/my\\040state rw - xfs /dev/sdb rw",
+        "4 1 0:5 / /srv rw - nfs s:/v rw",
+        "5 1 0:6 / /srv rw - btrfs /dev/sdc rw",
+        "nonsense",
+    )
+    assert filesystem_of(Path("/var/lib"), table) == "nfs"
+    assert filesystem_of(Path("/var/lib/my state/x"), table) == "xfs"
+    assert filesystem_of(Path("/varnish"), table) == "ext4"
+    assert filesystem_of(Path("/srv/data"), table) == "btrfs"
+    assert filesystem_of(Path("/x"), tmp_path / "none") is None
+
+
+def test_state_dir_too_long_for_its_socket(tmp_path: Path) -> None:
+    assert any(finding.state == "fail" and "107" in finding.text for finding in check_state_dir(tmp_path / ("x" * 100)))
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "state"),
+    [(50 << 20, GIB, "fail"), (GIB // 2, 4 * GIB, "warn"), (4 * GIB, 100 * GIB, "warn"), (50 * GIB, 100 * GIB, "ok")],
+)
+def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, total: int, state: str) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=free, total=total)
+    monkeypatch.setattr("scheduler.cli.doctor.machine.shutil.disk_usage", lambda path: usage)
+    [finding] = [finding for finding in check_state_dir(tmp_path) if finding.name == "disk"]
+    assert finding.state == state
+
+
+@pytest.mark.parametrize(("budget", "own", "state"), [(None, 0, "ok"), (3 * GIB, 0, "ok"), (5 * GIB, 0, "warn"), (5 * GIB, 2 * GIB, "ok")])
+def test_memory_against_the_declared_budgets(tmp_path: Path, budget: int | None, own: int, state: str) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable:   {4 * GIB // 1024} kB\n")
+    assert check_memory(budget, own, meminfo).state == state
+
+
+def test_memory_without_the_number(tmp_path: Path) -> None:
+    assert check_memory(GIB, 0, tmp_path / "none").state == "warn"
+
+
+def test_limits() -> None:
+    assert [finding.state for finding in check_limits({"nofile": -1, "nproc": -1, "as": -1})] == ["ok"]
+    low = check_limits({"nofile": 1024, "nproc": 100, "as": GIB})
+    assert [finding.state for finding in low] == ["warn"] * 3
+    assert "LimitNOFILE" in low[0].fix
+    assert check_limits()
+
+
+@pytest.fixture
+def machine_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HOTSEAT_STATE_DIR", str(tmp_path))
+    for name in ("HOTSEAT_URL", "HOTSEAT_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def server(machine_with_nothing: Path) -> Iterator[PlaneServer]:
+    plane = FakePlane([worlds.awake_card()])
+    plane.base = plane.base.model_copy(update={"devices": [worlds.cpu()]})
+    with PlaneServer(machine_with_nothing, plane) as server:
+        yield server
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    code = cli.main(["doctor", "--json", *words])
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is (code == 0)
+    found: dict[str, list[dict[str, str]]] = {}
+    for finding in report["findings"]:
+        found.setdefault(finding["name"], []).append(finding)
+    return code, found
+
+
+def test_without_a_daemon(machine_with_nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = doctor(capsys)
+    assert set(found) >= {"python", "sqlite", "packages", "engine", "config", "state dir", "disk", "memory", "limits", "daemon"}
+    assert found["daemon"][0]["state"] == "warn"
+    assert found["daemon"][0]["text"] == f"not running ({machine_with_nothing}/control.sock: no such file or directory)"
+    assert found["daemon"][0]["fix"] == "hotseat serve"
+
+
+def test_with_a_daemon(server: PlaneServer, capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = doctor(capsys)
+    assert "answers at" in found["daemon"][0]["text"]
+    assert "declared for devices of kind cpu" in found["memory"][0]["text"]
+
+
+def test_with_a_daemon_in_trouble(server: PlaneServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.plane.degraded = list(worlds.broken().degraded)
+    server.plane.is_ready = False
+    server.do(lambda plane: plane.models.update({"llama-70b": worlds.failing_card()}))
+    code, found = doctor(capsys)
+    assert code == 1
+    texts = [finding["text"] for finding in found["daemon"] if finding["state"] == "fail"]
+    assert texts[0].startswith("not ready")
+    assert any("disk full" in text for text in texts)
+    assert found["models"][0]["fix"] == "hotseat status llama-70b"
+
+
+def test_the_text_form_names_the_fix_and_counts(machine_with_nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("warn  daemon"))
+    assert lines[at + 1] == "                  fix: hotseat serve"
+    assert lines[-1].endswith("warnings")
+
+
+def test_a_hanging_daemon_is_a_failure(
+    machine_with_nothing: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import socket
+
+    from scheduler.cli import client
+
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT_S", 0.1)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(machine_with_nothing / "control.sock"))
+        sock.listen()
+        code, found = doctor(capsys)
+    assert code == 1
+    assert "does not answer within" in found["daemon"][0]["text"]
