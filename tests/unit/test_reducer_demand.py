@@ -186,7 +186,7 @@ def test_what_can_never_fit_is_refused_at_once_with_the_bytes() -> None:
     assert client.end == "does_not_fit"
     assert client.error is not None
     assert "30.0 GiB" in client.error.message
-    assert "24.0 GiB" in client.error.message
+    assert "23.5 GiB of 24.0 GiB" in client.error.message
     assert client.error.fix
 
 
@@ -281,3 +281,22 @@ def test_time_alone_brings_few_events() -> None:
     before = world.events
     world.run(80)
     assert world.events - before < 80 * 1.25 + 20  # one measurement a second, and a handful of alarms
+
+
+# --- nearly full devices ----------------------------------------------------------------------------------------
+
+
+def test_what_fits_only_without_the_margin_is_refused_and_nobody_leaves_for_it() -> None:
+    world = Plain({"gpu0": 24}, a=BIG, b=Behaviour(awake_bytes=int(23.8 * GIB)))
+    world.ask("a")
+    world.settle()
+    assert world.ask("b")[0].end == "does_not_fit"
+    assert world.path("a") == "launching awake"
+
+
+def test_what_ran_on_a_nearly_full_device_fits_again_after_it_was_measured() -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=23 * GIB, levels=()), b=BIG)
+    for model in "abab":
+        world.ask(model)
+        world.settle()
+    assert world.ends() == ["ok"] * 4

@@ -1,0 +1,195 @@
+"""Sleeping and waking: believed when measured, denied when useless, recovered when it fails."""
+
+import pytest
+
+from scheduler.domain.ids import DeviceId
+from scheduler.domain.reasons import Code
+from scheduler.domain.units import GIB
+from tests.support.behaviour import Behaviour
+from tests.support.plain import Plain
+from tests.support.world import device
+
+A = Behaviour(awake_bytes=16 * GIB)
+
+
+def pair(**more: object) -> Plain:
+    """``a`` with those knobs was awake and idle; now ``b``, which needs its room, is asked for."""
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, **more), b=A)  # type: ignore[arg-type]
+    world.ask("a")
+    world.run(10)
+    world.ask("b", for_s=2.0)
+    return world
+
+
+def test_an_idle_model_sleeps_for_another_and_wakes_again() -> None:
+    world = pair()
+    world.settle()
+    world.ask("a")
+    world.settle()
+    assert world.path("a") == "launching awake draining falling_asleep asleep waking awake"
+    assert world.path("b") == "launching awake draining falling_asleep asleep"
+    assert set(world.ends()) == {"ok"}
+    assert world.instance("b").claim.total_bytes < GIB
+    assert not world.overflows
+
+
+def test_sleep_is_believed_only_on_a_sample_that_began_after_the_reply() -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, free_lag_s=0.0), b=A)
+    world.ask("a")
+    world.run(10.9)
+    world.sample_takes_s = 0.3
+    world.ask("b")
+    world.run_until(lambda: world.state.live_of(world.instance("a").id).returned_at_s is not None)
+    returned = world.now_s
+    stale = [s for s in world.state.samples.values() if s.started_at_s >= returned]
+    assert not stale
+    world.run_until(lambda: world.phase("a") == "asleep")
+    assert min(s.started_at_s for s in world.state.samples.values()) >= returned
+
+
+def test_memory_that_is_seen_free_late_is_waited_for() -> None:
+    world = pair(free_lag_s=4.0)
+    world.run_until(lambda: world.phase("a") == "asleep")
+    assert world.when("Sleep", "a")[0] + 0.5 + 4.0 <= world.now_s
+    world.settle()
+    assert world.ends("b") == ["ok"]
+    assert not world.overflows
+
+
+def test_sleep_that_frees_nothing_is_ended_and_never_tried_again() -> None:
+    world = pair(sleep_frees_nothing=True)
+    world.settle()
+    assert world.path("a") == "launching awake draining falling_asleep stopping stopped"
+    assert world.instance("a").reason.code is Code.SLEEP_INEFFECTIVE
+    assert world.ends("b") == ["ok"]
+    assert any(t.kind == "sleep_ineffective" for t in world.told)
+    world.ask("a")
+    world.settle()
+    world.ask("b")
+    world.settle()
+    assert world.count("Sleep", "a") == 1
+    assert world.path("a").endswith("awake draining stopping stopped")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "ending"),
+    [
+        ({"sleep_errors": 1}, "falling_asleep stopping stopped"),
+        ({"sleep_says_level": 2}, "falling_asleep stopping stopped"),
+        ({"crash_after_s": 7.25}, "falling_asleep stopping stopped"),
+        ({"sleep_hangs": 1}, "falling_asleep unknown awake draining falling_asleep asleep"),
+    ],
+    ids=["error", "other level", "crash", "hang"],
+)
+def test_a_sleep_that_goes_wrong_makes_room_all_the_same(knobs: dict[str, object], ending: str) -> None:
+    world = pair(**knobs)
+    world.settle()
+    assert world.path("a") == f"launching awake draining {ending}"
+    assert world.ends("b") == ["ok"]
+    assert not world.overflows
+
+
+@pytest.mark.parametrize("knobs", [{"wake_errors": 1}, {"wake_hangs": 1}], ids=["error", "hang"])
+def test_a_wake_that_fails_once_is_tried_again_and_its_waiters_stay_held(knobs: dict[str, object]) -> None:
+    world = pair(**knobs)
+    world.settle()
+    (client,) = world.ask("a", limit_s=3600, wait_s=600)
+    world.settle()
+    assert client.end == "ok"
+    assert world.path("a").endswith("asleep waking unknown asleep waking awake")
+    assert world.count("Launch", "a") == 1
+    assert world.count("Sleep", "a") == 1  # never put back to sleep
+
+
+def test_a_wake_that_fails_twice_becomes_a_cold_start() -> None:
+    world = pair(wake_errors=2)
+    world.settle()
+    (client,) = world.ask("a")
+    world.settle()
+    assert client.end == "ok"
+    assert world.path("a").endswith("asleep waking unknown asleep waking unknown asleep stopping stopped launching awake")
+    assert not world.overflows
+
+
+def test_a_failed_wake_claims_its_awake_footprint_until_it_is_looked_at() -> None:
+    world = pair(wake_errors=1)
+    world.settle()
+    world.ask("a")
+    world.run_until(lambda: world.phase("a") == "unknown")
+    assert world.instance("a").claim.total_bytes >= 16 * GIB
+
+
+def test_a_sleeper_that_dies_is_started_afresh() -> None:
+    world = pair()
+    world.settle()
+    world.crash("a")
+    world.settle()
+    assert world.path("a").endswith("asleep stopping stopped")
+    world.ask("a")
+    world.settle()
+    assert world.ends("a") == ["ok", "ok"]
+
+
+def test_a_sleeper_is_stopped_when_its_residue_is_wanted() -> None:
+    big = Behaviour(awake_bytes=23 * GIB, residue_bytes={1: 2 * GIB})
+    world = Plain({"gpu0": 24}, a=big, b=big)
+    for model in "abab":
+        world.ask(model)
+        world.settle()
+    assert world.ends() == ["ok"] * 4
+    assert world.count("Sleep") == 0  # asleep it would not make room: it is stopped at once
+    assert not world.overflows
+
+
+def test_host_memory_bounds_how_many_sleep() -> None:
+    knobs = Behaviour(awake_bytes=16 * GIB, host_bytes={1: 20 * GIB})
+    world = Plain({"gpu0": 24}, host_limit_bytes=30 * GIB, a=knobs, b=knobs, c=knobs)
+    for model in "abcabc":
+        world.ask(model)
+        world.settle()
+        assert world.state.host_claimed() <= 30 * GIB
+    assert world.ends() == ["ok"] * 6
+    assert world.count("Sleep") >= 1
+    assert world.count("Stop") >= 1
+
+
+def test_on_a_device_of_host_memory_a_host_copy_costs_nothing_extra() -> None:
+    info = device("cpu0", 24, kind="cpu", host_memory=True)
+    knobs = Behaviour(awake_bytes=16 * GIB, host_bytes={1: 20 * GIB})
+    world = Plain({}, infos=[info], a=knobs, b=knobs)
+    world.ask("a")
+    world.settle()
+    world.ask("b")
+    world.settle()
+    assert world.state.host_claimed() == 0
+    assert world.instance("a").devices == (DeviceId("cpu0"),) or world.phase("a") == "stopped"
+
+
+# --- by rule ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("levels", "end"), [((1,), "asleep"), ((), "stopped")])
+def test_an_idle_model_is_put_away_after_its_time(levels: tuple[int, ...], end: str) -> None:
+    world = Plain({"gpu0": 24}, specs={"a": {"idle_sleep_after_s": 60.0}}, a=Behaviour(awake_bytes=16 * GIB, levels=levels))
+    world.ask("a", for_s=30)
+    world.run(3 + 30 + 59)
+    assert world.phase("a") == "awake"
+    world.run(2)
+    world.settle()
+    assert world.phase("a") == end
+    assert world.instance("a").reason.code is Code.IDLE
+
+
+def test_use_puts_off_the_idle_time() -> None:
+    world = Plain({"gpu0": 24}, specs={"a": {"idle_sleep_after_s": 60.0}}, a=A)
+    for _ in range(5):
+        world.ask("a")
+        world.run(50)
+    assert world.phase("a") == "awake"
+
+
+def test_nothing_sleeps_without_a_cause() -> None:
+    world = Plain({"gpu0": 24}, a=A)
+    world.ask("a")
+    world.run(3600 * 3)
+    assert world.path("a") == "launching awake"
