@@ -64,12 +64,15 @@ class Story:
         self.passed: list[str] = []
         self.recovery = 0  # boundaries that the last recovery passed before it came to rest
         self.died = asyncio.Event()
+        self.short = short
         self.script = [self.first_half] if short else [self.first_half, self.second_half]
 
     def boundary(self, name: str) -> None:
         """Count, and die at the chosen one: nothing of this daemon acts on the world any more."""
         if self.died.is_set():
             raise asyncio.CancelledError
+        if self.short and name.startswith("before:"):
+            return  # in pairs, dying before a row is written and before it is committed are the same
         self.passed.append(name)
         if self.crash_at and len(self.passed) == self.crash_at[0]:
             self.crash_at.pop(0)
