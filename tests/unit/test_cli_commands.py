@@ -197,6 +197,17 @@ def test_an_action_forgotten_by_a_restarted_daemon(server: PlaneServer, run: Run
     assert "no longer knows action a1" in result.err
 
 
+def test_an_action_number_that_a_restarted_daemon_gave_to_another_action(server: PlaneServer, run: Run) -> None:
+    server.plane.hold = True
+    ran = _in_background(lambda: run("wake", "llama-70b"))
+    server.until(lambda plane: plane.waits == 1)
+    other = server.plane.actions["a1"].model_copy(update={"verb": "stop", "state": "done", "created_at": T0 + 60})
+    server.do(lambda plane: plane.actions.update(a1=other))
+    result = ran()
+    assert (result.code, result.out) == (1, "")
+    assert "no longer knows action a1" in result.err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
@@ -325,7 +336,7 @@ def test_logs(server: PlaneServer, run: Run) -> None:
 def test_version(server: PlaneServer, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from scheduler.cli.commands import version
 
-    monkeypatch.setattr(version, "own_version", lambda: "0.1.0")
+    monkeypatch.setattr(version, "VERSION", "0.1.0")
     assert run("version").out == "hotseat 0.1.0\n"
     server.plane.base = server.plane.base.model_copy(update={"version": "0.0.9"})
     assert "the running daemon is 0.0.9; restart it" in run("--version").out

@@ -63,8 +63,10 @@ def _wait(context: Context, action: Any) -> Any:
     try:
         while action["state"] == "running":
             try:
-                action = context.daemon.get(f"/actions/{action['id']}?wait={look:g}", wait_s=look)
-                away, look = 0.0, LOOK_S
+                seen = context.daemon.get(f"/actions/{action['id']}?wait={look:g}", wait_s=look)
+                if seen["created_at"] != action["created_at"]:  # a new daemon gave the number to another action
+                    raise CliError(NOT_FOUND, "")
+                action, away, look = seen, 0.0, LOOK_S
                 if action["state"] == "running":
                     progress.show(waiting_line(action))
             except DaemonUnreachable as error:

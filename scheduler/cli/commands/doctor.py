@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler.cli.client import SYSTEM_STATE_DIR, user_state_dir
-from scheduler.cli.commands.version import own_version
 from scheduler.cli.context import Context
 from scheduler.cli.doctor.finding import Finding
 from scheduler.cli.doctor.installation import check_engines, check_packages, check_python, check_sqlite
@@ -15,6 +14,7 @@ from scheduler.cli.doctor.running import check_config, check_daemon, cpu_budget
 from scheduler.cli.failure import FAILED, OK
 from scheduler.cli.render.facts import View
 from scheduler.cli.render.text import clean, wrap
+from scheduler.version import VERSION
 
 
 def arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -39,7 +39,7 @@ def examine(context: Context) -> list[Finding]:
     args, environ = context.args, context.environ
     home = Path(environ.get("HOME") or os.path.expanduser("~"))
     config = check_config(args.config, environ, os.geteuid(), home)
-    running = check_daemon(context.daemon, own_version())
+    running = check_daemon(context.daemon, VERSION)
     total, own = cpu_budget(running.status)
     default = SYSTEM_STATE_DIR if os.geteuid() == 0 else user_state_dir(str(home))
     state_dir = Path(args.state_dir or environ.get("HOTSEAT_STATE_DIR") or config.state_dir or default)

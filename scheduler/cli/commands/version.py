@@ -1,24 +1,16 @@
 """`hotseat version`."""
 
 import argparse
-from importlib.metadata import PackageNotFoundError, version
 
 from scheduler.cli.context import Context
 from scheduler.cli.failure import OK, CliError
 from scheduler.cli.render.text import clean
+from scheduler.version import VERSION
 
 
 def arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Options of `version`."""
     parser.add_argument("--json", action="store_true", help="as JSON, with the version of the running daemon (null when there is none)")
-
-
-def own_version() -> str:
-    """The version of this installation; ``unknown`` when it is not installed as a distribution."""
-    try:
-        return version("hotseat")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def run(context: Context) -> int:
@@ -28,9 +20,9 @@ def run(context: Context) -> int:
     except CliError:
         daemon = None
     if context.args.json:
-        context.say_json({"version": own_version(), "daemon": daemon})
+        context.say_json({"version": VERSION, "daemon": daemon})
         return OK
-    context.say([f"hotseat {own_version()}"])
-    if daemon is not None and daemon != own_version():
+    context.say([f"hotseat {VERSION}"])
+    if daemon is not None and daemon != VERSION:
         context.say([f"the running daemon is {clean(daemon)}; restart it to change that (engines keep running)"])
     return OK

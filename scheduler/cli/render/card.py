@@ -35,8 +35,10 @@ def _headline(model: Json, view: View) -> str:
     attempts = error.get("attempts") or 0
     if attempts:
         parts.append(f"after {attempts} attempt{'' if attempts == 1 else 's'}")
-    if error.get("retry_at"):
-        parts.append(f"next try {clock(error['retry_at'], view, seconds=True)}")
+    retry = parse_time(error.get("retry_at"))
+    if retry is not None and retry > view.now:
+        asked = "a request may try again at" if model.get("phase") == "failed" else "next try"
+        parts.append(f"{asked} {clock(retry, view, seconds=True)}")
     return "  ".join(parts)
 
 
@@ -104,7 +106,7 @@ def _starts(model: Json, view: View) -> list[str]:
         return _row("starts", "none yet", view)
     lines: list[str] = []
     for index, start in enumerate(starts):
-        text = f"{clock(start.get('at'), view, seconds=True)}  {_took(start, view)}  {start.get('result')}"
+        text = f"#{start.get('launch')}  {clock(start.get('at'), view, seconds=True)}  {_took(start, view)}  {start.get('result')}"
         if start.get("exit"):
             text += f"  {start['exit']}"
         if (start.get("reason") or {}).get("code"):
@@ -143,7 +145,7 @@ def render_model(model: Json, view: View) -> list[str]:
     extra = [
         ("description", clean(model.get("description") or "")),
         ("class", clean(model.get("class", ""))),
-        ("goal", clean(model.get("goal", "")) + (f" {model['level']}" if model.get("level") is not None else "")),
+        ("goal", clean(model.get("goal", "")).replace(":", " ")),
         ("listed", "no: clients do not see it in /v1/models" if model.get("unlisted") else "yes"),
     ]
     for instance in model.get("instances") or ():

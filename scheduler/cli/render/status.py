@@ -123,7 +123,8 @@ def _failed_models(status: Json, view: View) -> Iterable[tuple[str, str]]:
         message = (error or {}).get("message") or (model.get("reason") or {}).get("text") or "no reason known"
         attempts = (error or {}).get("attempts") or 0
         tries = f" ({attempts} tries)" if attempts > 1 else ""
-        again = f", again at {clock(error['retry_at'], view, seconds=True)}" if error and error.get("retry_at") else ""
+        retry = (error or {}).get("retry_at") if phase == "backoff" else None  # a failed one is not tried again by itself
+        again = f", again at {clock(retry, view, seconds=True)}" if retry else ""
         yield clean(f"{model['name']} {'failed' if phase == 'failed' else 'does not start'}{tries}{again}: {message}"), ""
 
 
