@@ -1,10 +1,12 @@
 """A checked configuration to settings, devices and model specifications."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scheduler.config.checks_model import COMMAND, NEEDS_MODEL, engine_type
 from scheduler.config.context import Context
+from scheduler.config.schema import DefaultsSection
 from scheduler.config.schema_model import ModelSection
 from scheduler.config.settings import DeclaredDevice, GatewaySettings, Limits, LogSettings, Settings
 from scheduler.domain.ids import DeviceId, ModelName
@@ -71,13 +73,12 @@ def build_models(context: Context) -> dict[ModelName, ModelSpec]:
 
 
 def _model(context: Context, name: str, model: ModelSection) -> ModelSpec:
-    defaults = context.config.defaults
     kind = engine_type(context, model.engine or "")
     entry = context.config.engines.get(model.engine or "")
     program = _program(context, entry.command if entry is not None else ())
     # Of the engine type `command` only models have a program, so one given for the engine is the model's default.
     command = _program(context, model.command) or (program if kind == COMMAND else ())
-    return ModelSpec(
+    spec = ModelSpec(
         name=ModelName(name),
         engine=kind,
         engine_command=() if kind == COMMAND else program,
@@ -101,6 +102,15 @@ def _model(context: Context, name: str, model: ModelSection) -> ModelSpec:
         levels=None if model.levels is None else tuple(sorted(model.levels)),
         always_awake=model.always_awake,
         model_class=ModelClass(model.model_class),
+        source=_source(context, ("models", name)),
+    )
+    return _with_limits(context.config.defaults, model, spec)
+
+
+def _with_limits(defaults: DefaultsSection, model: ModelSection, spec: ModelSpec) -> ModelSpec:
+    return replace(
+        spec,
+        # `auto` at the model stands above a number in defaults, and both are None: only the key's presence tells them apart.
         max_wait_s=model.max_wait if "max_wait" in model.model_fields_set else defaults.max_wait,
         max_queued=defaults.max_queued,
         max_concurrent=model.max_concurrent,
@@ -108,7 +118,6 @@ def _model(context: Context, name: str, model: ModelSection) -> ModelSpec:
         idle_sleep_after_s=model.idle_sleep_after,
         start_timeout_s=model.start_timeout if model.start_timeout is not None else defaults.start_timeout,
         drain_timeout_s=defaults.drain_timeout,
-        source=_source(context, ("models", name)),
     )
 
 

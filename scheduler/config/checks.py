@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 from scheduler.config.context import Context, nearest
 from scheduler.config.settings import Listen
 from scheduler.config.values import listen
+from scheduler.config.walk import dotted
 from scheduler.config.yaml_data import Loc
 
 KINDS = ("nvidia", "amd", "rngd", "rbln", "cpu", "other")
@@ -74,7 +75,7 @@ def check_devices(context: Context) -> None:
             _check_device_id(context, index, device.id, first)
         _check_headroom(context, index)
     for name in context.config.devices.override:
-        if name not in first and not context.checked.is_bad("devices", "declared"):
+        if name not in first and context.knows_devices():
             context.report(("devices", "override", name), "unknown_device", f"no device {name!r}", nearest(name, first), key=True)
 
 
@@ -119,7 +120,7 @@ def check_wish(context: Context, name: str) -> None:
     for index, device in enumerate(wish.ids):
         if device in wish.ids[:index]:
             context.report((*loc, "ids", index), "bad_value", f"device {device!r} is listed twice", "remove one")
-        elif device not in declared and not context.checked.is_bad("devices", "declared"):
+        elif device not in declared and context.knows_devices():
             context.report((*loc, "ids", index), "unknown_device", f"no device {device!r}", nearest(device, declared))
 
 
@@ -145,4 +146,4 @@ def check_names(context: Context) -> None:
 def _check_form(context: Context, loc: Loc, name: str) -> None:
     if _MODEL_NAME.fullmatch(name) is None:
         fix = "begin with a letter or digit, then letters, digits and . _ : / @ + - (at most 128)"
-        context.report(loc, "bad_name", f"{name!r} is not a model name", fix, key=True)
+        context.report(loc, "bad_name", f"{dotted((name,))!r} is not a model name", fix, key=True)

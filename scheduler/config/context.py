@@ -47,6 +47,11 @@ class Context:
         """Whether the file has something at ``loc``, right or wrong."""
         return self.document.get(loc) is not None or self.checked.is_bad(*loc)
 
+    def knows_devices(self) -> bool:
+        """Whether the ids of all declared devices could be read, so that another id is surely wrong."""
+        lists = (("devices",), ("devices", "declared"))
+        return not any(bad in lists or (bad[:2] == lists[1] and (len(bad) == 3 or bad[3:] == ("id",))) for bad in self.checked.bad)
+
     def folder(self) -> Path:
         """The folder that relative paths start from."""
         return self.document.source.path.absolute().parent

@@ -6,7 +6,6 @@ from pathlib import Path
 from scheduler.config.problems import Problem
 from scheduler.config.source import read_source
 
-_LINE = re.compile(r"\s*(?:export\s+)?([^=\s]+)\s*=\s*(.*?)\s*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = "HOTSEAT_"
 
@@ -40,12 +39,15 @@ def read_env_file(path: Path, problems: list[Problem]) -> dict[str, str]:
 
 def _read_line(line: str) -> tuple[tuple[str, str] | None, str, str]:
     """What is wrong with a line, else its name and value. The text of a bad line is never repeated: it may be a secret."""
-    match = _LINE.fullmatch(line)
-    if match is None or _NAME.fullmatch(match.group(1)) is None:
+    name, equals, value = line.partition("=")
+    name, value = name.strip(), value.strip()
+    if name.startswith(("export ", "export\t")):
+        name = name[6:].strip()
+    if not equals or _NAME.fullmatch(name) is None:
         return ("expected NAME=VALUE", "use letters, digits and _ for the name; begin a comment with #"), "", ""
-    if "\0" in match.group(2):
+    if "\0" in value:
         return ("a NUL character cannot be passed to a program", "remove it"), "", ""
-    return name_problem(match.group(1)), match.group(1), _unquote(match.group(2))
+    return name_problem(name), name, _unquote(value)
 
 
 def _without_source(problem: Problem) -> Problem:

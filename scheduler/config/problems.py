@@ -31,7 +31,9 @@ CODES: Mapping[str, str] = {
 }
 
 _WINDOW = 120  # characters of an offending line that are shown
-_SECRET = re.compile(r"(?i)([\w.-]*(?:token|key|secret|password)[\w.-]*[\"']?\s*[:=,]\s*)([^\s,}\]#][^,}\]#]*)")
+_WORD = re.compile(r"[\w.-]+")
+_SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
+_VALUE = re.compile(r"[\"']?\s*[:=,]\s*([^\s,}\]#][^,}\]#]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +89,16 @@ class ConfigInvalid(Invalid):
 
 
 def mask_secrets(line: str) -> str:
-    """``line`` with the values of keys named like secrets replaced by asterisks of the same length."""
-    return _SECRET.sub(lambda match: match.group(1) + "*" * len(match.group(2)), line)
+    """``line`` with the values of keys and flags named like secrets replaced by asterisks of the same length."""
+    shown, done = [], 0
+    for word in _WORD.finditer(line):
+        if word.start() < done or _SECRET.search(word.group()) is None:
+            continue
+        value = _VALUE.match(line, word.end())
+        if value is not None:
+            shown.append(line[done : value.start(1)] + "*" * len(value.group(1)))
+            done = value.end(1)
+    return "".join(shown) + line[done:]
 
 
 def _excerpt(line: str, column: int) -> tuple[str, str]:

@@ -11,6 +11,8 @@ MAX_BYTES = 512 * 1024  # the parser needs about 10 s per MiB; a file of 1,000 m
 # What YAML 1.2 allows in a stream. The byte order mark is removed at the start and refused elsewhere.
 _NOT_ALLOWED = re.compile("[^\\x09\\x0A\\x0D\\x20-\\x7E\\x85\\xA0-\\uD7FF\\uE000-\\uFEFE\\uFF00-\\uFFFD\\U00010000-\\U0010FFFF]")
 _MAX_CHARACTER_PROBLEMS = 20
+_MAX_SENTENCE = 600
+_MAX_SHOWN = 2000  # characters of a line that a problem keeps
 
 
 class Source:
@@ -35,8 +37,9 @@ class Source:
     def problem(self, offset: int, code: str, message: str, fix: str = "") -> Problem:
         """A problem at ``offset``."""
         line, column = self.place(min(offset, len(self.text)))
-        source = mask_secrets(self.line(line))
-        return Problem(file=self.name, line=line, column=column, code=code, message=message, fix=fix, source=source)
+        # Thousands of problems on one very long line must not hold thousands of copies of it.
+        source = mask_secrets(self.line(line)[:_MAX_SHOWN]) if column <= _MAX_SHOWN else ""
+        return Problem(file=self.name, line=line, column=column, code=code, message=_cut(message), fix=_cut(fix), source=source)
 
     def character_problems(self) -> list[Problem]:
         """Characters that YAML does not allow (control characters above all), the first twenty of them."""
@@ -47,6 +50,11 @@ class Source:
             if len(found) == _MAX_CHARACTER_PROBLEMS:
                 break
         return found
+
+
+def _cut(sentence: str) -> str:
+    """A sentence that quotes something endless, made short."""
+    return sentence if len(sentence) <= _MAX_SENTENCE else sentence[:_MAX_SENTENCE] + "..."
 
 
 def read_source(path: Path) -> Source:

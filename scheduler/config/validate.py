@@ -24,6 +24,7 @@ _EXPECTED: dict[str, tuple[str, str]] = {
     "list_type": ("a list", "write [a, b], or one entry per line after a dash"),
     "bool_type": ("true or false", "only true and false are booleans in YAML 1.2"),
     "int_type": ("a whole number", "write it without quotes, unit or fraction"),
+    "finite_number": ("a finite number", "write it in digits"),
     "float_type": ("a number", "write it without quotes or unit"),
 }
 
@@ -34,10 +35,11 @@ class Checked:
     def __init__(self, config: ConfigSection, bad: set[Loc]) -> None:
         self.config = config
         self.bad = bad
+        self._around = {loc[:length] for loc in bad for length in range(len(loc) + 1)}
 
     def is_bad(self, *loc: str | int) -> bool:
         """Whether the value at ``loc``, something in it or something around it was wrong and is missing in ``config``."""
-        return any(loc[: len(other)] == other or other[: len(loc)] == loc for other in self.bad)
+        return loc in self._around or any(loc[:length] in self.bad for length in range(len(loc)))
 
 
 def validate(document: Document, problems: list[Problem]) -> Checked:
@@ -58,7 +60,8 @@ def validate(document: Document, problems: list[Problem]) -> Checked:
                     _translate(document, detail, problems)
                 if loc in bad or not _blank(data, loc):
                     loc = _prune(data, loc)
-                bad.add(loc)
+                if detail["type"] != "extra_forbidden":  # without an unknown key nothing is missing
+                    bad.add(loc)
     raise AssertionError("validation does not converge")  # every round removes at least one value of a finite file
 
 
@@ -101,12 +104,15 @@ def _translate(document: Document, detail: ErrorDetails, problems: list[Problem]
         _unknown_key(document, loc, problems)
         return
     code, message, fix = _wrong_value(document, loc, detail)
+    while loc not in document.values and loc:  # the one entry of a list that is written without brackets
+        loc = loc[:-1]
     problems.append(document.problem(loc, code, f"{dotted(loc)}: {message}", fix))
 
 
 def _wrong_value(document: Document, loc: Loc, detail: ErrorDetails) -> tuple[str, str, str]:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    shown = "something else" if "env" in loc and not isinstance(value, dict | list) else found(value)  # may be a secret
+    secret = "env" in loc and not isinstance(value, dict | list | None)
+    shown = "something else" if secret else found(value)
     if kind == "hotseat":
         return str(context["code"]), str(context["message"]), str(context["fix"])
     if kind == "string_type":
@@ -147,7 +153,7 @@ def _unknown_key(document: Document, loc: Loc, problems: list[Problem]) -> None:
         return
     where = f" in {dotted(loc[:-1])}" if len(loc) > 1 else ""
     name = str(loc[-1])
-    problems.append(document.problem(loc, "unknown_key", f"unknown key {name!r}{where}", _nearest_key(loc, name), key=True))
+    problems.append(document.problem(loc, "unknown_key", f"unknown key {dotted(loc[-1:])!r}{where}", _nearest_key(loc, name), key=True))
 
 
 def _harmless(document: Document, loc: Loc, later: Later) -> bool:
@@ -162,6 +168,6 @@ def _nearest_key(loc: Loc, name: str) -> str:
     known = list(key_names(section))
     prefix = name.partition(":")[0]
     if ":" in name and prefix in known:
-        return f"put a space after the colon: {prefix}: {name[len(prefix) + 1 :]}"
+        return f"put a space after the colon: {prefix}: {name[len(prefix) + 1 :][:60]}"
     near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"

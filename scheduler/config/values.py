@@ -21,6 +21,7 @@ from scheduler.domain.units import parse_duration, parse_size
 
 MAX_DURATION_S = 366 * 86400.0
 MAX_SIZE = 1 << 50
+_MAX_TEXT = 40  # characters of a duration
 
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*%")
 _AT_LEAST = re.compile(r">=\s*(.*)")
@@ -81,6 +82,8 @@ def duration(value: object) -> float:
     """Seconds of ``30s``, ``5m``, ``1h30m``."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise wrong(f"expected a duration, found {found(value)}", "write for example 30s, 5m, 2h", "wrong_type")
+    if isinstance(value, str) and len(value) > _MAX_TEXT:  # the parser's time grows with the square of the length
+        raise wrong(f"not a duration: {found(value)}", "write for example 30s, 5m, 2h")
     if not isinstance(value, str):
         raise wrong(f"a duration needs a unit, found {found(value)}", f"write {value}s, {value}m or {value}h")
     try:

@@ -12,6 +12,8 @@ from scheduler.config.fields import key_names
 from scheduler.config.schema import ConfigSection
 from scheduler.config.yaml_data import Loc
 
+_MAX_NAME = 130  # longer than any name of a model can be
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -50,7 +52,8 @@ def dotted(loc: Loc) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         else:
-            path += f".{part}" if path else part
+            name = part if len(part) <= _MAX_NAME else part[:_MAX_NAME] + "..."
+            path += f".{name}" if path else name
     return path
 
 

@@ -45,6 +45,8 @@ class Document:
             return self.values[loc]
         while loc:
             loc = loc[:-1]
+            if loc in self.texts:  # one value where a list may stand: the value is its only entry
+                return self.values[loc]
             if loc in self.keys:
                 return self.keys[loc]
             if loc in self.values:

@@ -4,6 +4,7 @@ Built from ruamel's parser events rather than with its constructors: those are Y
 keys, recurse without bound, and expand aliases without counting.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from scheduler.config.problems import Problem
 from scheduler.config.source import Source
 
 MAX_DEPTH = 32  # the schema is 6 deep; ruamel's scanner is quadratic in the depth of flow collections
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # A malformed text makes the parser raise these too (seen in fuzzing); for a user they are all "not YAML".
 _PARSER_ERRORS = (YAMLError, ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
@@ -125,6 +128,9 @@ class _Reader:
     def _scalar(self, event: Any) -> None:
         plain = event.style is None and event.tag in (None, "!") and event.implicit[0]
         node = Scalar(event.start_mark.index, event.value, plain, event.tag)
+        if _SURROGATE.search(node.text):  # cannot be written to a file, a terminal or an argument
+            self._report(node.offset, "yaml_syntax", "an escape for half of a character (a surrogate)", "write the character itself")
+            node.text = _SURROGATE.sub("\ufffd", node.text)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
             self._unfinished.discard(event.anchor)
