@@ -100,11 +100,6 @@ class Daemon:
         """POST ``body`` to ``path`` (below /control/v1). Raises CliError; never sent twice."""
         return self._json("POST", PREFIX + path, json.dumps(body).encode(), wait_s)
 
-    def probe(self, path: str) -> tuple[int, Any]:
-        """GET an absolute path; (status, JSON body) whatever the status. Raises CliError when nobody answers."""
-        status, raw, label = self._exchange("GET", path, None, 0.0)
-        return status, _decoded(raw, label, status)
-
     def _json(self, method: str, path: str, body: bytes | None, wait_s: float) -> Any:
         status, raw, label = self._exchange(method, path, body, wait_s)
         answer = _decoded(raw, label, status)

@@ -1,0 +1,80 @@
+"""`hotseat config check FILE`, and the doctor's look at the same file."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from scheduler.cli import main as cli
+
+GOOD = """\
+listen: 127.0.0.1:11999
+devices:
+  declared:
+    - {id: cpu0, kind: cpu, memory: 2GiB}
+models:
+  small: {engine: llamacpp, model: small.gguf}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _known_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the adapters would say, without the adapters."""
+    facts = ModuleType("scheduler.daemon.engine_facts")
+    facts.engine_facts = lambda: (("llamacpp", "command"), {"llamacpp": {"--port": "listen"}})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "scheduler.daemon.engine_facts", facts)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HOTSEAT_STATE_DIR", str(tmp_path))
+    monkeypatch.delenv("HOTSEAT_CONFIG", raising=False)
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "hotseat.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_valid_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, GOOD)
+    assert cli.main(["config", "check", path]) == 0
+    assert capsys.readouterr().out == f"{path}: ok, 1 model, 1 device, listening on 127.0.0.1:11999\n"
+    assert cli.main(["config", "check", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["models"] == ["small"]
+
+
+def test_all_errors_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, GOOD.replace("2GiB", "2G") + "  other: {engine: vlm, modle: x}\n")
+    assert cli.main(["config", "check", path]) == 1
+    out = capsys.readouterr().out
+    assert "2GiB" in out
+    assert "did you mean 'model'" in out
+    assert f"{path}:7:" in out
+    assert cli.main(["config", "check", path, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert len(report["problems"]) >= 3
+
+
+@pytest.mark.parametrize("make", [None, b"", b"\xff\xfe\x00", b"a: [", b"\tx: 1"])
+def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], make: bytes | None) -> None:
+    path = tmp_path / "hotseat.yaml"
+    if make is not None:
+        path.write_bytes(make)
+    assert cli.main(["config", "check", str(path)]) == (0 if make == b"" else 1)
+    assert str(path) in capsys.readouterr().out
+
+
+def test_the_doctor_reads_the_budgets_from_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["doctor", "--json", "--config", write(tmp_path, GOOD)])
+    found = {item["name"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["config"]["state"] == "ok"
+    assert "2.0 GiB declared for devices of kind cpu" in found["memory"]["text"]
+
+
+def test_the_doctor_names_the_way_to_the_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "listen: [")
+    assert cli.main(["doctor", "--json", "--config", path]) == 1
+    found = {item["name"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
+    assert (found["config"]["state"], found["config"]["fix"]) == ("fail", f"hotseat config check {path}")
