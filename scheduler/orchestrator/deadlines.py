@@ -15,9 +15,11 @@ from scheduler.domain.instance import (
 from scheduler.domain.launch import LaunchEnd
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import human_bytes, human_seconds
+from scheduler.orchestrator import moves
 from scheduler.orchestrator.context import Context, launch_id
-from scheduler.orchestrator.effects import EndLaunch, Find, Measure, Stop
+from scheduler.orchestrator.effects import CutLeases, EndLaunch, Find, Measure, Stop
 from scheduler.orchestrator.measuring import remember
+from scheduler.orchestrator.state import FORCE_GRACE_S
 
 
 def on_deadline(ctx: Context, instance: Instance) -> None:
@@ -95,11 +97,21 @@ def _probe_deadline(ctx: Context, instance: Instance) -> None:
 
 
 def _drain_deadline(ctx: Context, instance: Instance) -> None:
-    """Answers are never cut for others: say who holds the drain, once. A forced move looks at the deadline itself."""
+    """Answers are not cut for others unless the operator chose so: say who holds the drain, once.
+
+    A forced move looks at the deadline itself.
+    """
     move = ctx.state.move_of(instance.id)
-    if move is not None and move.force:
+    if moves.is_forced(ctx, move, instance.id):
         return
-    running = len(ctx.state.live_of(instance.id).leases)
+    leases = tuple(sorted(ctx.state.live_of(instance.id).leases))
+    running = len(leases)
+    if move is not None and ctx.state.policy.interrupt:
+        ctx.state.moves[move.id] = replace(move, force=True)
+        ctx.emit(CutLeases(leases=leases, cause=f"{instance.model} makes room: {move.reason.text}"))
+        ctx.set_deadline(instance.id, ctx.now_s + FORCE_GRACE_S)
+        ctx.tell("interrupted", instance.model, f"{running} requests on {instance.model} are cut after its drain_timeout")
+        return
     ctx.tell(
         "drain_slow", instance.model, f"{running} requests still run on {instance.model}; hotseat stop {instance.model} --now cuts them"
     )

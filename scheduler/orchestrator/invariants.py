@@ -193,8 +193,9 @@ def _check_transition(before: Before, effect: Journal, state: State) -> Iterable
         if line.event == Drained.__name__ and left:
             yield f"I3: {iid} leaves its drain with {len(left)} leases"
         forced = any(move.force for move in (*before.moves, *state.moves.values()) if any(s.instance == iid for s in move.steps))
-        if line.event == Forced.__name__ and not forced:
-            yield f"I3: {iid} is forced, but no move says so"
+        wish = state.wishes.get(iid)
+        if line.event == Forced.__name__ and not forced and (wish is None or not wish.force):
+            yield f"I3: {iid} is forced, but nobody asked for it"
     if line.event == DrainIntended.__name__ and (line.reason.code is Code.NONE or not line.reason.text):
         yield f"I6: {iid} is drained without a reason"
     shrinking = line.target in SHRINKING_PHASES and line.event == Drained.__name__

@@ -67,6 +67,8 @@ def _gone(ctx: Context, instance: Instance) -> None:
         ctx.emit(EndLaunch(end=end))
     delay = _retry_delay(ctx, instance, failed)
     ctx.transition(instance.id, GroupGone(at_s=ctx.now_s, retry_at_s=None if delay is None else ctx.now_s + delay))
+    for lease in live.leases:  # its requests ended with it; whoever reports them later reports about another process
+        ctx.state.leases.pop(lease, None)
     ctx.state.live[instance.id] = type(live)()
     why = {"code": failed.code.value if failed else "", "while": "launch" if instance.failures.launch else "crash"}
     if failed is not None and _exhausted(ctx, instance, failed):

@@ -20,11 +20,10 @@ from scheduler.domain.units import human_seconds
 from scheduler.orchestrator import lifecycle
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CutLeases, FinishAction, Measure, SaveMove, Stop
+from scheduler.orchestrator.state import FORCE_GRACE_S
 from scheduler.orchestrator.view import picture, target
 from scheduler.planner.feasible import admits_growth, gap_on
 
-#: How long a forced drain waits for the relay to write its error events before the engine is touched.
-FORCE_GRACE_S = 2.0
 #: How long a grow waits for measured room after all shrinks are through, before the move is given up with an alarm.
 SETTLE_S = 10.0
 
@@ -71,9 +70,10 @@ def _advance_one(ctx: Context, move: Move) -> bool:
     grows = [s for s in move.steps if s.kind is StepKind.GROW]
     if _abandoned(ctx, move):
         return _wind_up(ctx, move, shrinks, grows)
-    arrived = [_shrink(ctx, move, step) for step in shrinks]  # all of them, side by side
-    if not all(arrived):
-        return False
+    if move.id not in ctx.state.begun:  # a restart's victim is its own beneficiary: once it grows, it has left
+        arrived = [_shrink(ctx, move, step) for step in shrinks]  # all of them, side by side
+        if not all(arrived):
+            return False
     for step in grows:
         verdict = _grow(ctx, move, step)
         if verdict is None:
@@ -93,9 +93,13 @@ def close(ctx: Context, move: Move, state: MoveState, message: str = "") -> bool
     if move.action is not None:
         ok = state is MoveState.DONE
         text = message or _outcome(ctx, move)
-        code = "" if ok else ctx.instance(move.steps[-1].instance).reason.code.value
+        code = "" if ok else _code(ctx, move)
         ctx.emit(FinishAction(action=move.action, ok=ok, code=code, message=text))
     return True
+
+
+def _code(ctx: Context, move: Move) -> str:
+    return ctx.instance(move.steps[-1].instance).reason.code.value if ctx.state.store_ok else Code.STORE_UNAVAILABLE.value
 
 
 def _outcome(ctx: Context, move: Move) -> str:
@@ -126,7 +130,7 @@ def _shrink(ctx: Context, move: Move, step: Step) -> bool:
         case Phase.DRAINING:
             if not ctx.state.busy(instance.id):
                 lifecycle.leave(ctx, instance.id, move.reason)
-            elif move.force and instance.deadline_s is not None and ctx.now_s >= instance.deadline_s:
+            elif is_forced(ctx, move, instance.id) and instance.deadline_s is not None and ctx.now_s >= instance.deadline_s:
                 _force(ctx, instance.id, move)
             return False
         case _:
@@ -144,6 +148,20 @@ def _begin_drain(ctx: Context, move: Move, step: Step) -> None:
         ctx.emit(CutLeases(leases=leases, cause=move.reason.text))
     if leases:
         ctx.tell("draining", model, f"{model} takes no new requests; {len(leases)} in flight will be finished", cause=move.reason.text)
+
+
+def is_forced(ctx: Context, move: Move | None, iid: InstanceId) -> bool:
+    """Whether a drain cuts its leases at its deadline: the move was asked to, or an operator asked for it since."""
+    wish = ctx.state.wishes.get(iid)
+    return (move is not None and move.force) or (wish is not None and wish.force)
+
+
+def cut(ctx: Context, iid: InstanceId, reason: Reason) -> None:
+    """An operator will not wait for a drain that is under way: tell the relay, then end it after a moment."""
+    leases = tuple(sorted(ctx.state.live_of(iid).leases))
+    if leases:
+        ctx.emit(CutLeases(leases=leases, cause=reason.text))
+    ctx.set_deadline(iid, ctx.now_s + FORCE_GRACE_S)
 
 
 def _force(ctx: Context, iid: InstanceId, move: Move) -> None:
@@ -199,7 +217,9 @@ def _admit(ctx: Context, move: Move, step: Step) -> MoveState | None:
 
 
 def _abandoned(ctx: Context, move: Move) -> bool:
-    """Whether the demand behind a move is gone before its grow began."""
+    """Whether the demand behind a move is gone before its grow began, or what is left of it cannot be written down."""
+    if not ctx.state.store_ok and move.id not in ctx.state.begun and any(s.goal.phase is not Phase.STOPPED for s in move.steps):
+        return True
     if move.beneficiary is None or ctx.state.wanted(move.beneficiary):
         return False
     spec = ctx.state.models.get(move.beneficiary)
@@ -212,7 +232,8 @@ def _wind_up(ctx: Context, move: Move, shrinks: list[Step], grows: list[Step]) -
     for step in shrinks:
         instance = ctx.instance(step.instance)
         if instance.phase is Phase.DRAINING:
-            reason = Reason(Code.DRAIN_CANCELLED, f"nobody waits for {move.beneficiary} any more")
+            why = f"nobody waits for {move.beneficiary} any more" if ctx.state.store_ok else "the database does not take rows"
+            reason = Reason(Code.DRAIN_CANCELLED, why)
             ctx.transition(instance.id, DrainCancelled(at_s=ctx.now_s, reason=reason))
         busy |= ctx.instance(step.instance).phase in (Phase.STOPPING, Phase.FALLING_ASLEEP, Phase.UNKNOWN)
     for step in grows:

@@ -36,7 +36,7 @@ def on_requested(ctx: Context, event: LeaseRequested) -> None:
     if spec is None:
         ctx.refuse(hold.id, NotFound(f"no model named {hold.model!r}", code="model_not_found", fix="see `hotseat models ls`"))
     elif not spec.enabled and hold.action is None:
-        ctx.refuse(hold.id, Permanent(f"{hold.model} is disabled", code="model_disabled", fix=f"hotseat enable {hold.model}"))
+        ctx.refuse(hold.id, _disabled(hold.model))
     elif hold.action is None and len(state.holds_of(hold.model)) > spec.max_queued:
         wait = retry_after(state, hold.model)
         text = f"{spec.max_queued} requests already wait for {hold.model}"
@@ -47,7 +47,7 @@ def grant(ctx: Context) -> None:
     """Step 3: leases for everybody whose model is awake and not gated."""
     for model in {h.model: None for h in ctx.state.holds.values()}:
         instance = ctx.state.instances.get(instance_id(model))
-        if instance is None or instance.phase is not Phase.AWAKE:
+        if instance is None or instance.phase is not Phase.AWAKE or model not in ctx.state.models:
             continue
         live = ctx.state.live_of(instance.id)
         if live.slow or live.refused or (ctx.state.move_of(instance.id) is not None and _is_leaving(ctx, instance)):
@@ -116,6 +116,8 @@ def _verdict(ctx: Context, hold: Hold) -> HotseatError | None:
     state = ctx.state
     if hold.model not in state.models:
         return NotFound(f"{hold.model} was removed from the configuration", code="model_not_found")
+    if not state.models[hold.model].enabled and hold.action is None:
+        return _disabled(hold.model)
     instance = state.instances.get(instance_id(hold.model)) or Instance(id=instance_id(hold.model))
     if instance.phase is Phase.FAILED and not _half_open(ctx, instance):
         return Permanent(f"{hold.model} failed: {instance.reason.text}", code="model_failed", fix=instance.reason.fix)
@@ -130,6 +132,10 @@ def _verdict(ctx: Context, hold: Hold) -> HotseatError | None:
     if ctx.now_s >= hold.deadline_s:
         return _timed_out(ctx, hold, instance)
     return None
+
+
+def _disabled(model: ModelName) -> Permanent:
+    return Permanent(f"{model} is disabled", code="model_disabled", fix=f"hotseat enable {model}")
 
 
 def _timed_out(ctx: Context, hold: Hold, instance: Instance) -> HotseatError | None:

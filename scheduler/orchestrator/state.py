@@ -14,6 +14,8 @@ from scheduler.domain.plan import Move
 from scheduler.domain.reasons import Reason
 from scheduler.domain.units import GIB
 
+#: How long a forced drain waits for the relay to write its error events before the engine is touched.
+FORCE_GRACE_S = 2.0
 STALE_PERIODS = 3  # a sample older than this many sampling periods is no evidence
 
 
@@ -35,7 +37,7 @@ class Policy:
     max_crashes: int = 5
     half_open_s: float = 900.0
     keep_turn_s: float = 30.0
-    batch_grace_s: float = 5.0
+    interrupt: bool = False  # after drain_timeout, cut the requests of a model that makes room for others
 
 
 @dataclass(slots=True)

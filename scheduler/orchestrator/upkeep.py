@@ -1,6 +1,6 @@
 """What is done without a request behind it: operators' actions, changed and removed models, idle time, over-full devices."""
 
-from scheduler.domain.ids import ActionId, CauseId, DeviceId, HoldId, InstanceId, instance_id
+from scheduler.domain.ids import ActionId, CauseId, DeviceId, HoldId, InstanceId, ModelName, instance_id
 from scheduler.domain.instance import (
     EMPTY_PHASES,
     GOAL_STOPPED,
@@ -25,6 +25,9 @@ from scheduler.orchestrator.state import ModelFacts, Wish
 from scheduler.orchestrator.view import last_used, picture
 from scheduler.planner.inputs import Availability, Exit, Seat
 
+#: How long the second half of a restart waits for its seat.
+RESTART_PATIENCE_S = 3600.0
+
 # --- operators --------------------------------------------------------------------------------------------------
 
 
@@ -38,6 +41,9 @@ def on_asked(ctx: Context, event: Asked) -> None:
     if spec.always_awake and event.verb in ("sleep", "stop"):
         text = f"{event.model} is configured awake: always and would come back at once"
         _finish(ctx, event.action, False, "conflict", text, f"set awake: auto for {event.model} in the configuration")
+        return
+    if not spec.enabled and event.verb in ("wake", "restart"):
+        _finish(ctx, event.action, False, "model_disabled", f"{event.model} is disabled", f"hotseat enable {event.model}")
         return
     match event.verb:
         case "wake":
@@ -65,14 +71,19 @@ def _ask_wake(ctx: Context, iid: InstanceId, event: Asked) -> None:
     if instance.phase in (Phase.BACKOFF, Phase.FAILED):
         ctx.transition(iid, Reset(at_s=ctx.now_s, cause=CauseId(f"action:{event.action}")))
     ctx.state.wishes.pop(iid, None)
+    _hold_for(ctx, event.model, event.action, event.patience_s, event.by)
+
+
+def _hold_for(ctx: Context, model: ModelName, action: ActionId, patience_s: float, by: str) -> None:
+    """An operator waits in the queue like anybody else, but for the model instead of a lease."""
     hold = Hold(
         id=HoldId(-ctx.state.next.hold),  # below zero: the desk counts upwards
-        model=event.model,
+        model=model,
         arrived_s=ctx.now_s,
-        deadline_s=ctx.now_s + event.patience_s,
-        limit_s=ctx.now_s + event.patience_s,
-        principal=event.by,
-        action=event.action,
+        deadline_s=ctx.now_s + patience_s,
+        limit_s=ctx.now_s + patience_s,
+        principal=by,
+        action=action,
     )
     ctx.state.next.hold += 1
     ctx.state.holds[hold.id] = hold
@@ -110,6 +121,8 @@ def _ask_stop(ctx: Context, iid: InstanceId, event: Asked) -> None:
         _finish(ctx, event.action, True, "", f"{event.model} is {ctx.instance(iid).phase.value} already")
         return
     _wish(ctx, iid, GOAL_STOPPED, event, restart=False)
+    if event.force and instance.phase is Phase.DRAINING:
+        moves.cut(ctx, iid, ctx.state.wishes[iid].reason)
 
 
 def _ask_restart(ctx: Context, iid: InstanceId, event: Asked) -> None:
@@ -148,6 +161,12 @@ def _grant_wish(ctx: Context, iid: InstanceId, wish: Wish) -> bool:
     if instance.phase in EMPTY_PHASES and not wish.restart:
         del state.wishes[iid]
         _finish(ctx, wish.action, True, "", f"{instance.model} is {instance.phase.value}")
+        return True
+    if instance.phase in EMPTY_PHASES and wish.action is not None:  # it was stopped on its way up: what is left is a start
+        del state.wishes[iid]
+        if instance.phase is not Phase.STOPPED:
+            ctx.transition(iid, Reset(at_s=ctx.now_s, cause=wish.cause))
+        _hold_for(ctx, instance.model, wish.action, RESTART_PATIENCE_S, "local")
         return True
     stoppable = instance.phase in (Phase.LAUNCHING, Phase.WAKING, Phase.UNKNOWN)
     if stoppable and wish.goal.phase is Phase.STOPPED and wish.action is not None:
@@ -277,7 +296,8 @@ def _shed_one(ctx: Context, device: DeviceId, text: str) -> bool:
     options: list[tuple[float, Seat, Exit]] = []
     for seat in picture(ctx.state).seats:
         if seat.availability is Availability.IDLE and device in seat.devices:
-            options += [(e.regret, seat, e) for e in seat.exits if e.claim_freed.get(device, 0) > 0]
+            ways = [e for e in seat.exits if ctx.state.store_ok or e.goal.phase is Phase.STOPPED]  # a stop needs no row before it
+            options += [(e.regret, seat, e) for e in ways if e.claim_freed.get(device, 0) > 0]
     if not options:
         return False
     _, seat, leaving = min(options, key=lambda o: (o[0], o[1].instance))

@@ -1,0 +1,305 @@
+"""Memory and the store: over-full devices, foreign growth, blind devices, a database that takes no rows."""
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.domain.claims import even_claim
+from scheduler.domain.ids import DeviceId
+from scheduler.domain.instance import GOAL_AWAKE, Phase
+from scheduler.domain.reasons import Code
+from scheduler.domain.units import GIB
+from tests.support.behaviour import Behaviour
+from tests.support.plain import Plain
+
+GPU = DeviceId("gpu0")
+A = Behaviour(awake_bytes=10 * GIB)
+STOPPER = Behaviour(awake_bytes=10 * GIB, levels=())
+
+
+def two(knobs: Behaviour = A) -> Plain:
+    """``a`` and ``b`` are awake side by side; ``a`` was used first."""
+    world = Plain({"gpu0": 24}, a=knobs, b=knobs, c=knobs)
+    for model in "ab":
+        world.ask(model)
+        world.run(10)
+    assert (world.phase("a"), world.phase("b")) == ("awake", "awake")
+    return world
+
+
+# --- over-full --------------------------------------------------------------------------------------------------
+
+
+def test_foreign_growth_puts_an_idle_model_away_and_says_why() -> None:
+    world = two()
+    world.foreign = {GPU: 6 * GIB}
+    world.run(5)
+    world.settle()
+    assert sorted((world.phase("a"), world.phase("b"))) == ["asleep", "awake"]
+    assert any(t.kind == "shed" and "used by others" in t.message for t in world.told)
+
+
+def test_foreign_growth_never_cuts_an_answer() -> None:
+    world = two()
+    inside = [world.ask(model, for_s=60)[0] for model in "ab"]
+    world.foreign = {GPU: 6 * GIB}
+    world.run(30)
+    assert (world.phase("a"), world.phase("b")) == ("awake", "awake")
+    assert any("over_capacity" in code for code in world.state.degraded)
+    world.run(60)
+    world.settle()
+    assert [c.end for c in inside] == ["ok", "ok"]
+    assert sorted((world.phase("a"), world.phase("b"))) == ["asleep", "awake"]
+
+
+def test_the_complaint_ends_with_its_cause() -> None:
+    world = two()
+    world.ask("a", for_s=20)
+    world.ask("b", for_s=20)
+    world.foreign = {GPU: 6 * GIB}
+    world.run(5)
+    assert world.state.degraded
+    world.foreign = {}
+    world.run(2)
+    assert not world.state.degraded
+
+
+def test_growth_beyond_the_claim_raises_the_claim_at_once_and_sheds() -> None:
+    growing = Behaviour(awake_bytes=10 * GIB, growth_bps=GIB / 4, growth_limit_bytes=4 * GIB)
+    world = Plain({"gpu0": 24}, a=A, b=growing)
+    for model in "ab":
+        world.ask(model)
+        world.run(5)
+    world.run(30)
+    assert world.instance("b").claim.on(GPU) >= 14 * GIB
+    world.settle()
+    assert world.phase("a") == "asleep"
+    assert world.phase("b") == "awake"
+
+
+def test_nothing_grows_on_an_over_full_device() -> None:
+    world = two()
+    world.ask("a", for_s=100)
+    world.ask("b", for_s=100)
+    world.foreign = {GPU: 6 * GIB}
+    world.run(2)
+    (client,) = world.ask("c", wait_s=50)
+    world.run(60)
+    assert client.end == "wait_timeout"
+    assert world.count("Launch", "c") == 0
+
+
+def test_a_world_that_begins_over_full_only_shrinks_until_it_is_not() -> None:
+    world = two()
+    for model in "abc":  # as after a crash of a daemon that believed in larger devices
+        iid = world.instance(model).id
+        instance = world.state.instances.get(iid)
+        if instance is not None and instance.has_process:
+            world.state.instances[iid] = replace(instance, claim=even_claim((GPU,), 14 * GIB))
+    world.watch = type(world.watch)(world.state)
+    (client,) = world.ask("c", wait_s=60)
+    world.settle()
+    assert client.end == "ok"
+    assert world.count("Launch", "c") == 1
+
+
+def test_the_first_measurement_replaces_the_guess() -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=8 * GIB, guess_bytes=12 * GIB))
+    world.ask("a")
+    assert world.instance("a").claim.on(GPU) == int(12 * GIB * 1.3)
+    world.run(10)
+    assert world.instance("a").claim.on(GPU) == int(8 * GIB * 1.05)
+
+
+def test_room_that_is_not_seen_free_is_not_taken_and_the_alarm_says_so() -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, levels=(), free_lag_s=40.0), b=Behaviour(awake_bytes=16 * GIB, levels=()))
+    world.ask("a")
+    world.run(10)
+    (client,) = world.ask("b")
+    world.settle()
+    assert client.end == "ok"
+    assert not world.overflows
+    assert world.when("Launch", "b")[0] >= world.when("Stop", "a")[0] + 40.0
+    assert any(t.kind == "memory_not_freed" for t in world.told)
+
+
+# --- blind devices ----------------------------------------------------------------------------------------------
+
+
+def test_a_device_that_cannot_be_read_admits_no_growth_and_serves_on() -> None:
+    world = two()
+    world.unreadable = {GPU}
+    world.run(10)
+    (serving,) = world.ask("a")
+    (waiting,) = world.ask("c", wait_s=200)
+    world.run(30)
+    assert (serving.end, waiting.end) == ("ok", "held")
+    assert world.why("c") is Code.WAITING_MEMORY
+    world.unreadable = set()
+    world.settle()
+    assert waiting.end == "ok"
+
+
+def test_a_stop_on_a_blind_device_waits_for_evidence() -> None:
+    world = two(STOPPER)
+    world.unreadable = {GPU}
+    world.run(5)
+    action = world.order("stop", "a")
+    world.run(60)
+    assert world.phase("a") == "stopping"
+    assert world.instance("a").claim.on(GPU) > 0
+    world.unreadable = set()
+    world.settle()
+    assert world.finished[action].ok
+
+
+# --- the store --------------------------------------------------------------------------------------------------
+
+
+def test_without_a_store_awake_models_serve_and_others_are_refused() -> None:
+    world = two()
+    world.break_store()
+    (refused,) = world.ask("c")
+    world.run(1)
+    assert refused.end == "store_unavailable"
+    assert world.phase("c") == "stopped"
+    assert world.count("Launch", "c") == 0
+    assert world.ask("a")[0].end == "granted"
+    assert world.ask("c")[0].end == "store_unavailable"
+    world.run(60)
+    world.mend_store()
+    world.ask("c")
+    world.settle()
+    assert world.ends("c")[-1] == "ok"
+
+
+def test_a_store_that_fails_in_the_middle_of_a_drain_gives_the_seat_back() -> None:
+    world = two()
+    world.ask("a", for_s=20)
+    world.ask("b", for_s=20)
+    (waiter,) = world.ask("c", wait_s=100)
+    world.run_until(lambda: "draining" in (world.phase("a"), world.phase("b")))
+    world.break_store()
+    world.run(60)
+    assert waiter.end == "store_unavailable"
+    assert (world.phase("a"), world.phase("b")) == ("awake", "awake")
+    assert world.ask("a")[0].end == "granted"
+    world.mend_store()
+    world.settle()
+
+
+def test_a_store_that_fails_while_an_operator_puts_to_sleep_ends_the_action() -> None:
+    world = two()
+    world.ask("a", for_s=10)
+    action = world.order("sleep", "a")
+    world.run(1)
+    world.break_store()
+    world.run(60)
+    assert not world.finished[action].ok
+    assert world.phase("a") == "awake"
+
+
+def test_a_stop_goes_through_without_a_store() -> None:
+    world = two(STOPPER)
+    world.break_store()
+    world.ask("c")
+    world.run(1)
+    action = world.order("stop", "a")
+    world.run(30)
+    assert world.finished[action].ok
+    assert world.phase("a") == "stopped"
+
+
+def test_a_crash_without_a_store_is_cleaned_up_and_refused_until_it_is_back() -> None:
+    world = two(STOPPER)
+    world.break_store()
+    world.ask("c")
+    world.run(1)
+    world.crash("a")
+    world.run(30)
+    assert world.phase("a") == "stopped"
+    assert world.ask("a")[0].end == "store_unavailable"
+    world.mend_store()
+    world.ask("a")
+    world.settle()
+    assert world.ends("a")[-1] == "ok"
+
+
+def test_an_over_full_device_without_a_store_does_not_spin() -> None:
+    world = two()
+    world.break_store()
+    world.ask("c")
+    world.run(1)
+    world.foreign = {GPU: 6 * GIB}
+    before = world.events
+    world.run(60)
+    assert world.events - before < 300
+    assert sorted((world.phase("a"), world.phase("b"))) == ["awake", "stopped"]  # a stop needs no row before it
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------
+
+
+def test_after_a_restart_what_runs_is_adopted_and_serves_without_a_start() -> None:
+    world = two()
+    world.order("sleep", "b")
+    world.settle()
+    launches = {m: world.instance(m).launch for m in "ab"}
+    world.restart()
+    assert (world.phase("a"), world.phase("b")) == ("unknown", "unknown")
+    clients = [world.ask(m)[0] for m in "a"]
+    world.settle()
+    assert [c.end for c in clients] == ["ok"]
+    assert {m: world.instance(m).launch for m in "ab"} == launches
+    assert (world.phase("a"), world.phase("b")) == ("awake", "asleep")
+
+
+def test_after_a_restart_a_start_keeps_its_deadline_and_a_stop_goes_on() -> None:
+    slow = Behaviour(start_s=100.0, awake_bytes=10 * GIB, levels=())
+    world = Plain({"gpu0": 24}, specs={"a": {"start_timeout_s": 200.0}}, a=slow, b=STOPPER)
+    world.ask("b")
+    world.settle()
+    world.order("stop", "b")
+    world.ask("a", limit_s=1000)
+    world.run_until(lambda: world.phase("a") == "launching")
+    deadline = world.instance("a").deadline_s
+    world.order("stop", "b")
+    world.run(10)
+    world.restart()
+    (client,) = world.ask("a", limit_s=1000)
+    world.run_until(lambda: world.phase("a") == "launching")
+    assert world.instance("a").deadline_s == deadline
+    world.settle()
+    assert client.end == "ok"
+    assert world.count("Launch", "a") == 1
+    assert world.phase("b") == "stopped"
+
+
+def test_what_died_while_nobody_looked_is_found_out() -> None:
+    world = two()
+    iid = world.instance("a").id
+    del world.procs[iid]
+    world.restart()
+    world.settle()
+    assert world.phase("a") in ("stopped", "awake")
+    world.ask("a")
+    world.settle()
+    assert world.ends("a")[-1] == "ok"
+
+
+@pytest.mark.parametrize("at_s", [0.5, 3.2, 10.1, 10.4, 10.7, 11.0, 13.0, 20.0])
+def test_a_restart_at_any_moment_settles(at_s: float) -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB), b=Behaviour(awake_bytes=16 * GIB))
+    world.ask("a")
+    world.later(10.0, lambda: None if world.ask("b") else None)
+    world.run(at_s)
+    world.restart()
+    for model in "ab":
+        world.ask(model)
+    world.settle()
+    assert world.ends("b")[-1] == "ok"
+    assert world.ends("a")[-1] == "ok"
+    assert not world.overflows
+    for model in "ab":
+        assert world.instance(model).phase is not Phase.UNKNOWN
+        assert world.instance(model).goal == GOAL_AWAKE or world.phase(model) != "awake"
