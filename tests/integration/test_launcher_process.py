@@ -17,9 +17,11 @@ import pytest
 
 from adapters.launchers import process as process_module
 from adapters.launchers.gate import WaitingChild, start_waiting
+from adapters.launchers.groups import GroupMemory, find_members
 from adapters.launchers.process import ProcessGate, ProcessLauncher
+from adapters.launchers.signals import signal_members
 from adapters.launchers.waiting import wait_readable
-from adapters.procfs.processes import TOKEN_VARIABLE, read_stat
+from adapters.procfs.processes import TOKEN_VARIABLE, ProcessScanner, read_stat
 from scheduler.domain.errors import Conflict, HotseatError, Permanent
 from scheduler.ports.launcher import ExitInfo, Launcher, ProcessHandle, SpawnRequest
 from tests.support.hub import Hub
@@ -301,6 +303,7 @@ async def test_many_launches_at_once_do_not_mix_or_leak(launcher: ProcessLaunche
 
 DAEMON = """
 import asyncio, sys
+from adapters.launchers.groups import GroupMemory, find_members
 from adapters.launchers.process import ProcessLauncher
 from scheduler.ports.launcher import SpawnRequest
 
@@ -393,7 +396,7 @@ async def test_restarted_daemon_finds_children_that_lost_leader_and_token(hub: H
         assert not await restarted.leader_alive(daemon.handle)
         assert await restarted.members(daemon.handle) == {worker}
         await restarted.terminate(daemon.handle, kill=True)
-        await hub.ended("worker")
+        await end_of(worker)
         assert await restarted.members(daemon.handle) == frozenset()
 
 
@@ -552,11 +555,37 @@ async def test_member_in_a_process_group_of_its_own_is_reached(launcher: Process
     assert await launcher.wait_leader(handle) == ExitInfo(signal=signal.SIGTERM)
 
 
-async def test_term_reaches_each_process_once(launcher: ProcessLauncher, hub: Hub, tmp_path: Path) -> None:
-    handle = await start(launcher, hub.argv("count-term", "fork", "worker", "serve", "engine"), tmp_path)
+async def test_each_process_is_signalled_once(launcher: ProcessLauncher, hub: Hub, tmp_path: Path) -> None:
+    handle = await start(launcher, hub.argv("queue-signals", "fork", "worker", "serve", "engine"), tmp_path)
     await hub.tell("worker", "new-group")
-    await launcher.terminate(handle, kill=False)
-    assert (await hub.tell("engine", "terms"), await hub.tell("worker", "terms")) == ("1", "1")
+    await hub.pid("engine")
+    table = ProcessScanner().scan()
+    members = find_members(handle, table, GroupMemory(), lambda _: False)
+    queueing = signal.Signals(signal.SIGRTMIN)  # unlike TERM, a second one is not merged with the first
+    assert signal_members(members, table, queueing) == []
+    assert (await hub.tell("engine", "signals"), await hub.tell("worker", "signals")) == ("1", "1")
+
+
+async def test_kill_reaches_a_child_born_after_the_look(launcher: ProcessLauncher, hub: Hub, tmp_path: Path) -> None:
+    handle = await start(launcher, hub.argv("serve", "engine"), tmp_path)
+    await hub.pid("engine")
+    table = ProcessScanner().scan()
+    members = find_members(handle, table, GroupMemory(), lambda _: False)
+    await hub.tell("engine", "fork late")
+    late = await hub.pid("late")
+    assert late not in table.by_pid
+    assert signal_members(members, table, signal.SIGKILL) == []
+    await end_of(late)
+
+
+async def test_group_with_a_stranger_in_it_is_signalled_one_by_one(launcher: ProcessLauncher, hub: Hub, tmp_path: Path) -> None:
+    await start(launcher, hub.argv("fork", "worker", "serve", "engine"), tmp_path)
+    worker = await hub.pid("worker")
+    await hub.pid("engine")
+    table = ProcessScanner().scan()
+    assert signal_members([table.by_pid[worker]], table, signal.SIGKILL) == []
+    await end_of(worker)
+    assert await hub.tell("engine", "print alive") == ""
 
 
 async def test_process_that_keeps_forking_away_is_killed(launcher: ProcessLauncher, hub: Hub, tmp_path: Path) -> None:
@@ -568,12 +597,15 @@ async def test_process_that_keeps_forking_away_is_killed(launcher: ProcessLaunch
     await launcher.terminate(handle, kill=True)
     with pytest.raises(ConnectionError):
         await hopping
+    for pid in await launcher.members(handle):  # the last of them may still be on its way out
+        await end_of(pid)
     assert await launcher.members(handle) == frozenset()
 
 
 async def test_handle_of_another_process_touches_nobody(launcher: ProcessLauncher, hub: Hub, tmp_path: Path) -> None:
     handle = await start(launcher, hub.argv("fork", "worker", "serve", "engine"), tmp_path)
     await hub.pid("worker")
+    await hub.pid("engine")
     before = open_files()
     for wrong in (
         ProcessHandle(boot_id=handle.boot_id, pid=handle.pid, start_ticks=handle.start_ticks - 1),
@@ -605,6 +637,7 @@ async def test_daemon_never_signals_itself(launcher: ProcessLauncher) -> None:
 REUSE = """
 import asyncio, os, sys
 from concurrent.futures import ThreadPoolExecutor
+from adapters.launchers.groups import GroupMemory, find_members
 from adapters.launchers.process import ProcessLauncher
 from scheduler.ports.launcher import SpawnRequest
 
@@ -729,7 +762,7 @@ async def test_owned_finds_launches_of_this_state_directory_only(launcher: Proce
     for owned in left:
         assert await fresh.members(owned.handle) == {owned.handle.pid}
         await fresh.terminate(owned.handle, kill=True)
-    await asyncio.gather(hub.ended("worker"), hub.ended("escapee"))
+    await asyncio.gather(end_of(await hub.pid("worker")), end_of(escapee))
     assert await ProcessLauncher().owned(uuid) == []
 
 
@@ -746,13 +779,13 @@ async def test_engine_killed_for_want_of_memory_is_told_apart(launcher: ProcessL
     group.mkdir()
     try:
         (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+        other = await start(launcher, hub.argv("serve", "other"), tmp_path, launch="2")
         gate = await launcher.spawn(request_for(hub.argv("serve", "engine"), tmp_path))
         (group / "cgroup.procs").write_text(str(gate.handle.pid))
         await gate.release()
         with pytest.raises(ConnectionError):
             await hub.tell("engine", "touch 256")
         assert await launcher.wait_leader(gate.handle) == ExitInfo(signal=signal.SIGKILL, oom_killed=True)
-        other = await start(launcher, hub.argv("serve", "other"), tmp_path, launch="2")
         os.kill(await hub.pid("other"), signal.SIGKILL)
         assert await launcher.wait_leader(other) == ExitInfo(signal=signal.SIGKILL, oom_killed=False)
     finally:

@@ -14,7 +14,6 @@ from typing import Any
 
 _kept: list[Any] = []  # memory and sockets that live as long as the process
 _hub: list[socket.socket] = []
-_terms: list[int] = []
 
 
 def _connect(hub_port: int, name: str) -> Any:
@@ -71,6 +70,14 @@ def wait_for_main_thread() -> None:
         os.sched_yield()
 
 
+def count_signals() -> int:
+    """How many signals SIGRTMIN wait for this process."""
+    count = 0
+    while signal.sigtimedwait({signal.SIGRTMIN}, 0):
+        count += 1
+    return count
+
+
 def listen(address: str, port: str) -> int:
     """Listen; returns the port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -100,10 +107,10 @@ def act(hub_port: int, words: list[str]) -> Any:
                 ctypes.CDLL(None).pthread_exit(None)  # the main thread leaves, the process goes on
             case "join-main":
                 wait_for_main_thread()
-            case "count-term":
-                signal.signal(signal.SIGTERM, lambda *_: _terms.append(1))
-            case "terms":
-                found = len(_terms)
+            case "queue-signals":
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN})
+            case "signals":
+                found = count_signals()
             case "ignore-term":
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             case "erase-env":
