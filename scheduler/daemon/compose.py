@@ -55,7 +55,7 @@ def compose(loaded: Loaded, hooks: Hooks, on_commit: object = None) -> House:
 
 def policy_of(settings: Settings) -> Policy:
     """The configuration's numbers that decisions need."""
-    return Policy(turn_factor=settings.gateway.turn_factor)
+    return Policy(turn_factor=settings.gateway.turn_factor, interrupt=settings.gateway.interrupt != "never")
 
 
 def device_sources(loaded: Loaded, clock: SystemClock) -> list[DeviceSource]:

@@ -10,6 +10,7 @@ from scheduler.api.access import local_policy
 from scheduler.api.app import mount_control
 from scheduler.api.control_socket import NAME as CONTROL_SOCKET
 from scheduler.api.control_socket import bind_control_socket
+from scheduler.api.service import ActOptions
 from scheduler.config.settings import Listen, Loaded
 from scheduler.daemon.actions import ActionBook
 from scheduler.daemon.compose import compose, host_limit_bytes
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 #: How long requests in flight may go on when the daemon stops.
 DRAIN_S = 10.0
+#: How long one engine may take to stop with ``on_exit: stop``.
+ON_EXIT_S = 30.0
 
 
 class Server:
@@ -111,10 +114,19 @@ class Server:
         kernel.desk.refuse_all(Temporary("the daemon is shutting down", code="model_starting", retry_after_s=5.0, fix="retry in a moment"))
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._loaded.settings.gateway.on_exit == "stop":
+            await self._stop_engines()
         await kernel.stop()
         await self._house.writer.close()
         self._house.database.close()
         (self._loaded.settings.state_dir / CONTROL_SOCKET).unlink(missing_ok=True)
+
+    async def _stop_engines(self) -> None:
+        """``on_exit: stop``: put everything away, within a bound; what resists is found again at the next start."""
+        running = [i.model for i in self._house.kernel.state.with_process()]
+        actions = [await self.plane.act("stop", model, ActOptions(now=True), "daemon") for model in running]
+        for action in actions:
+            await self.plane.wait_action(action.id, ON_EXIT_S)
 
 
 def bind_tcp(listen: Listen) -> socket.socket:

@@ -14,7 +14,7 @@ from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
 from scheduler.orchestrator.events import Happening
 from scheduler.orchestrator.invariants import check
-from scheduler.orchestrator.state import State
+from scheduler.orchestrator.state import Policy, State
 from scheduler.simulator.virtual_time import run_virtual
 from tests.support.behaviour import NEVER, Behaviour, Child, StartFailure
 from tests.support.sim import Sim, spec
@@ -37,13 +37,14 @@ def play(
     devices: int = 1,
     models: dict[str, ModelSpec] | None = None,
     boundary: Callable[[str], None] | None = None,
+    policy: Policy | None = None,
 ) -> Sim:
     """Run ``script`` on a machine with devices of 10 GiB; afterwards ledger and processes must agree."""
 
     async def main() -> Sim:
         world = World([device(f"gpu{i}", 10, index=i) for i in range(devices)], behaviours)
         specs = [(models or {}).get(name, spec(name)) for name in behaviours]
-        sim = Sim(world, folder, specs, checks=[invariants], boundary=boundary)
+        sim = Sim(world, folder, specs, checks=[invariants], boundary=boundary, policy=policy)
         await sim.start()
         await script(sim)
         assert sim.ledger_matches() == []
@@ -125,6 +126,26 @@ def test_overlapping_traffic_cannot_starve_the_other_model(tmp_path: Path, max_w
         await asyncio.wait([busy])
 
     play(tmp_path, dict.fromkeys("ab", BIG), script, models=limits)
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_a_stream_without_end_is_cut_only_where_the_operator_chose_so(tmp_path: Path, interrupt: bool) -> None:
+    models = {"a": spec("a", drain_timeout_s=60.0)}
+
+    async def script(sim: Sim) -> None:
+        assert await sim.chat("a") == "ok"
+        endless = asyncio.gather(sim.chat("a", 10_000.0, tries=1))
+        await asyncio.sleep(1.0)
+        answer = await sim.chat("b", wait_s=300.0)
+        assert answer == ("ok" if interrupt else "wait_timeout")
+        if interrupt:
+            assert await endless == ["engine_lost"]
+        else:
+            assert any("a" in t.message for t in sim.told if t.kind == "drain_slow")
+            endless.cancel()
+            await asyncio.wait([endless])
+
+    play(tmp_path, dict.fromkeys("ab", BIG), script, models=models, policy=Policy(interrupt=interrupt))
 
 
 def test_a_long_start_holds_up_nobody_elsewhere(tmp_path: Path) -> None:
