@@ -1,6 +1,7 @@
 """Rules of the house that no linter knows. Each names the file and what to do."""
 
 import ast
+import functools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -39,6 +40,11 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def settings() -> dict[str, object]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -59,7 +65,7 @@ def test_files_stay_readable_in_one_sitting() -> None:
 def test_functions_stay_on_one_screen() -> None:
     too_long = {}
     for path in sources(*PRODUCT, "benchmarks", "docs"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > MAX_FUNCTION_LINES:
@@ -86,7 +92,7 @@ def test_tasks_are_made_in_one_module() -> None:
             continue
         found += [
             f"{name_of(path)}:{node.lineno}"
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for node in ast.walk(tree_of(path))
             if isinstance(node, ast.Attribute) and node.attr == "create_task" and "loop" in ast.unparse(node.value)
         ]
     assert found == [], "use scheduler.telemetry.tasks.spawn or a TaskScope"
@@ -101,26 +107,24 @@ def _sleeps(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 #: Below this a pause is a tick of a measurement, not a hope that something will have happened.
-SHORTEST_SLEEP_S = 0.01
-#: Programs that tests run, in which a pause is the behaviour under test; and the tests of virtual time itself.
-MAY_SLEEP = {"tests/unit/test_virtual_time.py"}
+SHORTEST_SLEEP_S = 0.05
+#: Programs that tests run, in which a pause is the behaviour under test; stories that run in virtual time as a whole.
+MAY_SLEEP = ("tests/support/", "tests/simulation/", "tests/unit/test_virtual_time.py")
 
 
 def test_tests_never_sleep_to_synchronise() -> None:
     found = [
         f"{name_of(path)}:{node.lineno}"
         for path in sources("tests")
-        if not name_of(path).startswith("tests/support/") and name_of(path) not in MAY_SLEEP
-        for node in _sleeps(ast.parse(path.read_text(encoding="utf-8")))
+        if not name_of(path).startswith(MAY_SLEEP)
+        for node in _sleeps(tree_of(path))
     ]
     assert found == [], "wait for an event, a pipe or a line; in virtual time use scheduler.simulator.virtual_time.elapse"
 
 
 def test_every_module_says_what_it_is_for() -> None:
     bare = [
-        name_of(path)
-        for path in sources(*PRODUCT, "benchmarks")
-        if path.stem != "__init__" and ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) is None
+        name_of(path) for path in sources(*PRODUCT, "benchmarks") if path.stem != "__init__" and ast.get_docstring(tree_of(path)) is None
     ]
     assert bare == []
 
