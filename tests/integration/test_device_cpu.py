@@ -225,6 +225,19 @@ async def test_budgets_share_the_pressure_by_their_unused_parts(machine: Machine
     assert (second.foreign_bytes, second.free_bytes) == (0, 800 * MIB)
 
 
+async def test_growth_during_the_reading_does_not_look_foreign(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = devices_of(machine, 500)
+    machine.set_available(300)
+
+    def read_then_grow(pid: int, proc: str) -> int:
+        machine.set_available(200)
+        return 200 * MIB
+
+    monkeypatch.setattr(cpu_module, "read_held_bytes", read_then_grow)
+    assert (await one(devices, {A: {7}})).foreign_bytes == 0
+    assert (await one(devices, {A: {7}})).foreign_bytes == 100 * MIB, "when it stays, it is"
+
+
 async def test_ending_process_keeps_its_bytes_until_it_is_dead(machine: Machine) -> None:
     devices = devices_of(machine, 500)
     machine.hold(7, 400)
