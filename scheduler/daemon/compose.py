@@ -16,7 +16,7 @@ from scheduler.orchestrator.kernel import Hooks, Kernel
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.state import Policy
 from scheduler.ports.device import DeviceSource
-from scheduler.store.engine import Database, open_database
+from scheduler.store.engine import NAME, Database, open_database
 from scheduler.store.writer import Writer
 
 
@@ -34,7 +34,7 @@ def compose(loaded: Loaded, hooks: Hooks, on_commit: object = None) -> House:
     """Open the database and put the kernel together. Raises HotseatError (store_*, ...)."""
     settings = loaded.settings
     clock = SystemClock()
-    database = open_database(settings.state_dir / "state.db", clock=clock)
+    database = open_database(settings.state_dir / NAME, clock=clock)
     writer = Writer(database, on_commit=on_commit if callable(on_commit) else None)
     for folder in ("home", "logs"):
         (settings.state_dir / folder).mkdir(mode=0o700, exist_ok=True)

@@ -23,13 +23,17 @@ from scheduler.orchestrator.sampling import Sampler
 from scheduler.orchestrator.state import Policy, State
 from scheduler.store.connection import Connection
 from scheduler.store.events import append_event
+from scheduler.store.meta import next_epoch
 from scheduler.store.models import load_models, mark_removed, save_models
+from scheduler.store.retention import prune
 from scheduler.store.usage import add_usage
 from scheduler.telemetry.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 
 FLUSH_USAGE_S = 10.0
+PRUNE_S = 3600.0
+PRUNE_PAUSE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -75,6 +79,7 @@ class Kernel:
         for source in parts.sources:
             for info in await source.inventory():
                 state.devices[info.id] = info
+        await parts.writer.submit(next_epoch, "epoch")
         await parts.writer.submit(lambda conn: close_moves(conn, parts.clock.wall()), "moves")
         rows = await parts.writer.submit(load_rows, "load")
         state.now_s, state.wall = parts.clock.monotonic(), parts.clock.wall()
@@ -87,6 +92,7 @@ class Kernel:
         self._scope.spawn(self.sampler.run(), "sampler")
         self._scope.spawn(self._flush_usage(), "usage")
         self._scope.spawn(self._reap(), "reap")
+        self._scope.spawn(self._prune(), "prune")
 
     async def stop(self) -> None:
         """Stop acting and write what is still in memory; engines keep running."""
@@ -155,6 +161,16 @@ class Kernel:
                 "orphan",
             )
         self.sampler.poke()
+
+    async def _prune(self) -> None:
+        """Keep the journal and usage within their retention, a bounded piece at a time."""
+        while True:
+            await asyncio.sleep(PRUNE_S)
+            try:
+                while await self.parts.writer.submit(lambda conn: prune(conn, self.parts.clock.wall()), "prune"):
+                    await asyncio.sleep(PRUNE_PAUSE_S)
+            except HotseatError as error:
+                log.warning("old rows not pruned: %s", error)
 
     async def _flush_usage(self) -> None:
         while True:

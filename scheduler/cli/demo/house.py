@@ -16,7 +16,7 @@ from scheduler.domain.errors import Permanent
 from scheduler.domain.units import MIB
 
 #: What the three models may hold together. Each takes between BUDGET/3 and BUDGET/2: two small ones fit, the large one needs room.
-BUDGET_BYTES = 1500 * MIB
+BUDGET_BYTES = 950 * MIB
 #: Model name -> context size in tokens. The context decides most of the difference in memory.
 MODELS: dict[str, int] = {"short-talk": 1024, "long-talk": 8192, "whole-book": 24576}
 START_S = 60.0

@@ -1,0 +1,139 @@
+"""A real daemon in a process of its own, over a folder of its own; what tests, benchmarks and people would do with it."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+START_S = 60.0
+MIB = 1 << 20
+
+
+class RealDaemon:
+    """``models`` and ``devices`` are the sections of the configuration as plain data (JSON is YAML)."""
+
+    def __init__(self, folder: Path, models: Mapping[str, Mapping[str, Any]], devices: Mapping[str, int], **settings: Any) -> None:
+        self.folder = folder
+        self.state_dir = folder / "state"
+        self.config = folder / "hotseat.yaml"
+        self.settings = settings
+        self.models = models
+        self.devices = devices
+        self.url = ""
+        self.process: asyncio.subprocess.Process | None = None
+
+    def write_config(self) -> None:
+        """(Re)write the configuration file."""
+        declared = [{"id": name, "kind": "cpu", "memory": size} for name, size in self.devices.items()]
+        whole = {
+            "listen": "127.0.0.1:0",
+            "state_dir": str(self.state_dir),
+            "devices": {"declared": declared},
+            "models": self.models,
+            **self.settings,
+        }
+        self.config.write_text(json.dumps(whole), encoding="utf-8")
+
+    async def start(self) -> None:
+        """Start it and wait until it says where it listens."""
+        self.write_config()
+        command = [sys.executable, "-P", "-m", "scheduler.cli.main", "serve", "--config", str(self.config)]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("HOTSEAT_")}
+        with (self.folder / "daemon.out").open("ab") as sink:
+            self.process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=sink, env=environment)
+        assert self.process.stdout is not None
+        async with asyncio.timeout(START_S):
+            line = (await self.process.stdout.readline()).decode()
+        found = re.search(r"http://\S+:\d+", line)
+        if found is None:
+            raise AssertionError(f"the daemon said {line!r}\n{self.output()}")
+        self.url = found.group(0).rstrip(",.")
+
+    def output(self) -> str:
+        """What it wrote to its standard error."""
+        return (self.folder / "daemon.out").read_text(errors="replace")[-6000:]
+
+    async def kill(self) -> None:
+        """kill -9."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+    async def stop(self) -> None:
+        """Stop every engine, then the daemon; afterwards nothing with its token may live."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        for model in self.models:
+            await self.act("stop", model, now=True)
+        self.process.terminate()
+        async with asyncio.timeout(START_S):
+            await self.process.wait()
+
+    # --- talking to it ----------------------------------------------------------------------------------------------
+
+    async def get(self, path: str) -> Any:
+        """GET a JSON document."""
+        async with aiohttp.ClientSession() as client, client.get(self.url + path) as answer:
+            return await answer.json()
+
+    async def status(self) -> dict[str, Any]:
+        """GET status."""
+        found: dict[str, Any] = await self.get("/control/v1/status")
+        return found
+
+    async def model(self, name: str) -> dict[str, Any]:
+        """One model of the status."""
+        return next(m for m in (await self.status())["models"] if m["name"] == name)
+
+    async def act(self, verb: str, model: str, *, wait_s: float = 60.0, **body: Any) -> dict[str, Any]:
+        """An action over the control socket, until it has ended."""
+        connector = aiohttp.UnixConnector(path=str(self.state_dir / "control.sock"))
+        url = f"http://hotseat/control/v1/models/{model}/{verb}?wait={wait_s:g}"
+        async with aiohttp.ClientSession(connector=connector) as client, client.post(url, json=body or None) as answer:
+            found: dict[str, Any] = await answer.json()
+            return found
+
+    async def chat(self, model: str, *, stream: bool = False, headers: Mapping[str, str] | None = None, **body: Any) -> tuple[int, str]:
+        """(status, text) of one chat request."""
+        whole = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream, "max_tokens": 8, **body}
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as client,
+            client.post(f"{self.url}/v1/chat/completions", json=whole, headers=headers) as answer,
+        ):
+            return answer.status, await answer.text()
+
+    async def events(self, kind: str = "", subject: str = "") -> list[dict[str, Any]]:
+        """The event feed from the beginning, filtered."""
+        items: list[dict[str, Any]] = (await self.get("/control/v1/events?after=0&limit=1000"))["items"]
+        return [e for e in items if (not kind or e["kind"] == kind) and (not subject or e["subject"] == subject)]
+
+    async def until(self, model: str, *phases: str, within_s: float = 60.0) -> dict[str, Any]:
+        """Wait until a model is in one of ``phases``; the event feed wakes us, so nothing is missed for long."""
+        async with asyncio.timeout(within_s):
+            while True:
+                found = await self.model(model)
+                if found["phase"] in phases:
+                    return found
+                await asyncio.sleep(0.05)
+
+    def processes(self) -> Sequence[int]:
+        """Every live process on this machine that was started by a daemon over this state directory, or below one."""
+        mine = str(self.state_dir).encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                if mine in (entry / "environ").read_bytes() and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
