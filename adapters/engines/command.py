@@ -1,0 +1,144 @@
+"""Engine ``command``: any program that serves the OpenAI API on ``${port}``.
+
+The operator says how to run it, which path answers 200 when it is ready, and, if it can sleep, which POSTs put it to
+sleep and wake it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from adapters.engines.declared import with_declared
+from adapters.engines.exits import explain
+from adapters.engines.http import CallFailed, Reply, get, post
+from adapters.engines.placing import check_program, expand_all, values_of
+from scheduler.domain.claims import Footprint
+from scheduler.domain.errors import HotseatError, Permanent, Temporary
+from scheduler.domain.model import ModelSpec
+from scheduler.domain.reasons import Code, Reason
+from scheduler.domain.units import GIB
+from scheduler.ports.engine import Answer, CommandLine, Endpoint, LaunchPlan, Probe
+from scheduler.ports.launcher import ExitInfo
+
+DEFAULT_READY_PATH = "/health"
+#: Where vLLM, and whoever follows it, says whether it sleeps; asked only of engines that have sleep steps.
+SLEEP_STATE_PATH = "/is_sleeping"
+#: What an unknown program is taken for until it was measured or its sizes were declared.
+GUESS_BYTES = GIB
+WAKE_POLL_S = 0.1
+
+
+class Command:
+    """The adapter. Implements Engine and CanSleep."""
+
+    @property
+    def name(self) -> str:
+        """``command``."""
+        return "command"
+
+    @property
+    def device_kinds(self) -> tuple[str, ...]:
+        """Whatever there is: the operator knows what the program runs on."""
+        return ("nvidia", "amd", "rngd", "rbln", "cpu", "other")
+
+    def owned_flags(self) -> Mapping[str, str]:
+        """None: the whole command line is the operator's."""
+        return {}
+
+    def levels(self, spec: ModelSpec) -> tuple[int, ...]:
+        """``levels`` of the model, or just level 1, when it has both kinds of steps."""
+        if not spec.sleep_steps or not spec.wake_steps:
+            return ()
+        return (1,) if spec.levels is None else tuple(sorted(spec.levels))
+
+    def served_model(self, spec: ModelSpec) -> str:
+        """``upstream_model``, or the registered name."""
+        return spec.upstream_model or spec.name
+
+    def command(self, spec: ModelSpec, plan: LaunchPlan) -> CommandLine:
+        """Raises Permanent ``executable_missing`` without a command, Invalid ``unknown_placeholder``."""
+        words = (*_program(spec), *spec.engine_args, *spec.args)
+        return CommandLine(argv=expand_all(words, values_of(spec, plan)))
+
+    async def preflight(self, spec: ModelSpec) -> None:
+        """Raises Permanent ``executable_missing``."""
+        await asyncio.to_thread(check_program, _program(spec), spec)
+
+    async def estimate(self, spec: ModelSpec) -> Footprint:
+        """What is declared, else a guess of 1 GiB."""
+        return with_declared(Footprint(awake_bytes=GUESS_BYTES, start_peak_bytes=GUESS_BYTES), spec)
+
+    async def probe(self, endpoint: Endpoint, timeout_s: float) -> Probe:
+        """The ready path: 200 = ready, 503 = starting. With sleep steps also whether it says that it sleeps."""
+        path = endpoint.ready_path or DEFAULT_READY_PATH
+        try:
+            reply = await get(endpoint.base_url, path, timeout_s=timeout_s, api_key=endpoint.api_key)
+            if reply.status == 503:
+                return Probe(answer=Answer.STARTING, detail=f"{path} answers 503")
+            if reply.status != 200:
+                return Probe(answer=Answer.BROKEN, detail=f"{path} answers {reply.status}; `ready: {{path: ...}}` names another path")
+            if endpoint.sleep_paths and await _says_asleep(endpoint, timeout_s):
+                return Probe(answer=Answer.ASLEEP)
+        except CallFailed as error:
+            return Probe(answer=error.kind, detail=error.message)
+        except HotseatError as error:
+            return Probe(answer=Answer.BROKEN, detail=error.message)
+        return Probe(answer=Answer.READY)
+
+    async def sleep(self, endpoint: Endpoint, level: int, timeout_s: float) -> int:
+        """POST the sleep steps. The level of the last reply counts when it names one."""
+        reached = level
+        for reply in await _steps(endpoint, endpoint.sleep_paths, timeout_s, Code.SLEEP_FAILED):
+            body = reply.json()
+            said = body.get("level") if isinstance(body, dict) else None
+            if isinstance(said, int):
+                reached = said
+        return reached
+
+    async def wake(self, endpoint: Endpoint, level: int, timeout_s: float) -> None:
+        """POST the wake steps, then wait until it answers as ready."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await _steps(endpoint, endpoint.wake_paths, timeout_s, Code.WAKE_FAILED)
+                while (seen := await self.probe(endpoint, timeout_s)).answer is not Answer.READY:
+                    if seen.answer in (Answer.REFUSED, Answer.BROKEN):
+                        raise Temporary(f"after the wake steps: {seen.detail}", retry_after_s=1.0, code=Code.WAKE_FAILED)
+                    await asyncio.sleep(WAKE_POLL_S)  # nothing tells us; a wake takes seconds
+        except TimeoutError:
+            raise Temporary(f"it did not wake within {timeout_s:g} s", retry_after_s=1.0, code=Code.WAKE_FAILED) from None
+
+    def explain_exit(self, exit_info: ExitInfo, log_tail: Sequence[str]) -> Reason:
+        """What any program may say, else its exit status."""
+        return explain(exit_info, log_tail, (), "its command")
+
+
+def _program(spec: ModelSpec) -> tuple[str, ...]:
+    program = spec.command or spec.engine_command
+    if not program:
+        raise Permanent(f"{spec.name} has no command", code=Code.EXECUTABLE_MISSING, fix="set `command`")
+    return program
+
+
+async def _steps(endpoint: Endpoint, steps: Sequence[tuple[str, float]], timeout_s: float, code: Code) -> list[Reply]:
+    """POST them one after the other, all within ``timeout_s``. Raises Temporary with ``code``."""
+    replies: list[Reply] = []
+    try:
+        async with asyncio.timeout(timeout_s):
+            for path, step_timeout_s in steps:
+                reply = await post(endpoint.base_url, path, timeout_s=step_timeout_s, api_key=endpoint.api_key)
+                if not 200 <= reply.status < 300:
+                    raise Temporary(f"POST {path} answered {reply.status}: {reply.text()[:200]}", retry_after_s=1.0, code=code)
+                replies.append(reply)
+    except CallFailed as error:
+        raise Temporary(error.message, retry_after_s=1.0, code=code) from error
+    except TimeoutError:
+        raise Temporary(f"{len(replies)} of {len(steps)} steps were done after {timeout_s:g} s", retry_after_s=1.0, code=code) from None
+    return replies
+
+
+async def _says_asleep(endpoint: Endpoint, timeout_s: float) -> bool:
+    try:
+        reply = await get(endpoint.base_url, SLEEP_STATE_PATH, timeout_s=timeout_s, api_key=endpoint.api_key)
+    except CallFailed:
+        return False
+    body = reply.json()
+    return reply.status == 200 and isinstance(body, dict) and body.get("is_sleeping") is True

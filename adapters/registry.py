@@ -1,0 +1,11 @@
+"""Names of engine types -> their adapters."""
+
+from adapters.engines.command import Command
+from adapters.engines.llamacpp import LlamaCpp
+from scheduler.ports.engine import Engine
+
+
+def engines() -> dict[str, Engine]:
+    """Every engine type there is, by name. Adapters are stateless and cheap to make."""
+    known: tuple[Engine, ...] = (LlamaCpp(), Command())
+    return {engine.name: engine for engine in known}
