@@ -431,20 +431,22 @@ def _carry(moved: Instance, old: Instance, event: Event) -> Instance:
             )
         case Ready() | ProbedAwake():
             cleared = replace(old.failures, launch=0, sleep=0, wake=0)
-            return replace(moved, claim=event.claim, level=None, launch_deadline_s=None, failures=cleared)
+            return replace(moved, claim=event.claim, level=None, launch_deadline_s=None, failures=cleared, goal=GOAL_AWAKE)
         case DrainIntended():
             return replace(moved, goal=event.goal)
         case DrainCancelled():
             return replace(moved, goal=GOAL_AWAKE)
         case SleepConfirmed() | ProbedAsleep():
-            return replace(moved, claim=event.claim, level=event.level, launch_deadline_s=None)
+            asleep = goal_asleep(event.level)  # what was found is what is wanted, until somebody wants something else
+            return replace(moved, claim=event.claim, level=event.level, launch_deadline_s=None, goal=asleep)
         case WakeIntended():
             return replace(moved, claim=event.claim, goal=GOAL_AWAKE)
         case ProbedLaunching():
             return replace(moved, deadline_s=old.launch_deadline_s)
         case GroupGone():
+            goal = moved.goal if event.retry_at_s is not None else GOAL_STOPPED
             empty = replace(moved, claim=NOTHING, devices=(), launch=None, level=None, launch_deadline_s=None)
-            return replace(empty, retry_at_s=event.retry_at_s)
+            return replace(empty, retry_at_s=event.retry_at_s, goal=goal)
         case Reset() | ConfigChanged():
             return replace(moved, failures=NO_FAILURES, goal=GOAL_STOPPED, reason=event.reason)
         case RetriesExhausted() | GoalChanged():

@@ -39,6 +39,8 @@ RULES: dict[str, Rule] = {
     "rate_limited": Rule(429, _RATE, retry=True),
     "quota_exceeded": Rule(429, _RATE, retry=True),
     "internal": Rule(500, _SERVER),
+    "bad_engine_url": Rule(500, _SERVER),
+    "engine_error": Rule(502, _SERVER),
     "engine_lost": Rule(502, _SERVER),
     "model_starting": Rule(503, _SERVER, retry=True, param="model"),
     "wait_timeout": Rule(503, _SERVER, retry=True, param="model"),
@@ -105,9 +107,17 @@ def rule_of(error: HotseatError) -> Rule:
 def envelope(error: HotseatError) -> bytes:
     """The OpenAI error body: ``{"error": {"message", "type", "param", "code"}}``, all four keys, in one line."""
     rule = rule_of(error)
-    message = f"{error.message} {error.fix}" if error.fix else error.message
+    message = _sentence(error)
     param = error.param if isinstance(error, BadRequest) else rule.param
     return json.dumps({"error": {"message": message, "type": rule.type, "param": param, "code": error.code}}).encode()
+
+
+def _sentence(error: HotseatError) -> str:
+    """Cause and remedy as one text."""
+    if not error.fix:
+        return error.message
+    joint = " " if error.message.endswith((".", "?", "!")) else "; "
+    return f"{error.message}{joint}{error.fix}"
 
 
 def retry_headers(error: HotseatError) -> dict[str, str]:

@@ -15,7 +15,7 @@ from scheduler.gateway.hold import hold
 from scheduler.gateway.intake import Body, BodyBudget, refuse_large
 from scheduler.gateway.leases import HeldLease
 from scheduler.gateway.metrics import GatewayMetrics
-from scheduler.gateway.relay import Job, Relay, may_retry
+from scheduler.gateway.relay import Job, Relay, may_retry, told
 from scheduler.gateway.scan import Call, scan
 from scheduler.gateway.settings import GatewaySettings
 from scheduler.gateway.wishes import Wishes, lower_class, read_wishes, sane_request_id
@@ -142,8 +142,9 @@ class Inference:
             return await self._attempt(job, want, answer, spent_s)
         except EngineLost as lost:
             if want.second_try or not may_retry(lost, answer, stream=job.call.stream):
-                self._metrics.interrupted("aborted" if lost.aborted else "engine_lost")
-                raise _told(job, lost) from lost
+                if answer.relaying:
+                    self._metrics.interrupted(lost.cause)
+                raise told(job, lost) from lost
             log.info("request %s: %s; trying once more", job.request_id, lost.message)
         return await self._attempts(job, replace(want, second_try=True), answer, spent_s)
 
@@ -176,12 +177,6 @@ class Inference:
 def _path(request: web.Request, endpoint: str) -> str:
     query = request.rel_url.raw_query_string
     return f"/v1/{endpoint}?{query}" if query else f"/v1/{endpoint}"
-
-
-def _told(job: Job, lost: EngineLost) -> EngineLost:
-    """The same loss in words for the client."""
-    what = f"The engine of model {job.model} was lost before its answer was complete: {lost.message.rstrip('.')}."
-    return EngineLost(what, answered=lost.answered, aborted=lost.aborted)
 
 
 def _request_id(request: web.Request) -> str:

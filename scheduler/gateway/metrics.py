@@ -27,7 +27,7 @@ class GatewayMetrics(Protocol):
         ...
 
     def interrupted(self, cause: str) -> None:
-        """hotseat_interrupted_requests_total: an answer was cut; ``cause`` is engine_lost or aborted."""
+        """hotseat_interrupted_requests_total: an answer broke off after its first byte; engine_lost, aborted or cut."""
         ...
 
 

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from scheduler.domain.lease import Outcome
 from scheduler.gateway.answer import Answer, error_event
+from scheduler.gateway.cut import CutWatch
 from scheduler.gateway.headers import media_type, to_engine
 from scheduler.gateway.intake import Body
 from scheduler.gateway.leases import HeldLease
@@ -23,7 +24,7 @@ from scheduler.upstream.wire import ResponseParser
 
 #: A usage object stands at the end of an answer, or at its start (embeddings); the middle is not searched.
 _USAGE_SPAN_BYTES = 64 << 10
-_ABORTED = "The engine was put away before the answer was complete."
+_ABORTED = "it was put away meanwhile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +64,16 @@ class Relay:
             job.call.spliced(job.body.data, grant.served_model),
         )
         async with self._pool.exchange(grant.base_url, request) as exchange:
-            await exchange.open()
-            self._metrics.overhead(spent_s + self._clock.monotonic() - started_s)
-            head = await answer.patiently(exchange.head, _working)
-            if head.status == 200 and media_type(head.headers) == "text/event-stream":
-                return await self._stream(job, lease, answer, exchange, head)
-            return await self._whole(job, lease, answer, exchange, head)
+            with CutWatch(lease, exchange, job.endpoint):
+                return await self._exchange(job, lease, answer, exchange, spent_s - started_s)
+
+    async def _exchange(self, job: Job, lease: HeldLease, answer: Answer, exchange: Exchange, offset_s: float) -> web.StreamResponse:
+        await exchange.open()
+        self._metrics.overhead(self._clock.monotonic() + offset_s)
+        head = await answer.patiently(exchange.head, _working)
+        if head.status == 200 and media_type(head.headers) == "text/event-stream":
+            return await self._stream(job, lease, answer, exchange, head)
+        return await self._whole(job, lease, answer, exchange, head)
 
     async def _stream(self, job: Job, lease: HeldLease, answer: Answer, exchange: Exchange, head: ResponseParser) -> web.StreamResponse:
         gate, tail = EventGate(), Tail()
@@ -88,8 +93,8 @@ class Relay:
             if not answer.relaying:
                 raise
             lease.finish(lost.outcome, _usage(job.endpoint, 502, tokens_in(tail.blob()), ttft_s))
-            self._metrics.interrupted("aborted" if lost.aborted else "engine_lost")
-            return await answer.fail(lost, midway=gate.midway)
+            self._metrics.interrupted(lost.cause)
+            return await answer.fail(told(job, lost), midway=gate.midway)
         exchange.close()
         blob = tail.blob()
         failed = b'data: {"error"' in blob
@@ -172,12 +177,18 @@ class Relay:
 
 
 def may_retry(lost: EngineLost, answer: Answer, *, stream: bool) -> bool:
-    """Whether a request may go to an engine once more: none of the answer was passed on, and it was not a cut one.
+    """Whether a request may go to an engine once more: none of the answer was passed on, and nobody cut it.
 
     A stream is given out event by event, so nothing passed on means that nothing was there. An answer in one piece
     that broke off half-way cost the engine its full time; the client decides whether to ask again (502).
     """
-    return not answer.relaying and (stream or lost.aborted or not lost.answered)
+    return not answer.relaying and not lost.cut and (stream or lost.aborted or not lost.answered)
+
+
+def told(job: Job, lost: EngineLost) -> EngineLost:
+    """The same loss in words for the client."""
+    what = f"The engine of model {job.model} was lost before its answer was complete: {lost.message.rstrip('.')}."
+    return EngineLost(what, answered=lost.answered, aborted=lost.aborted, cut=lost.cut)
 
 
 def _working() -> str:

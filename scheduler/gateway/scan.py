@@ -16,6 +16,9 @@ from scheduler.gateway.errors import BadRequest, UnknownModel
 
 #: Deeper nesting than any real request has; engines would fail on it in worse ways.
 MAX_DEPTH = 512
+#: Lists and objects that hold more levels than the patterns see at once are walked one by one; so many of them are no
+#: request but an attempt to keep a processor busy.
+MAX_DEEP = 250_000
 MAX_NAME = 128
 _WINDOW = 64 << 10
 _BOM = b"\xef\xbb\xbf"
@@ -29,27 +32,29 @@ _STRING = rb'"' + _CHARS + rb'"'
 _SCALAR = _STRING + rb"|" + _NUMBER + rb"|true|false|null"
 
 
-def _nested(value: bytes) -> tuple[bytes, bytes, bytes]:
-    """Patterns for what one more level can hold: any value up to there, a list item, an object member."""
-    item = _WS + value + _WS
-    member = _WS + _STRING + _WS + rb":" + _WS + value + _WS
-    in_list = rb"\[(?:" + item + rb"(?:," + item + rb")*+|" + _WS + rb")\]"
-    in_object = rb"\{(?:" + member + rb"(?:," + member + rb")*+|" + _WS + rb")\}"
-    return rb"(?:" + _SCALAR + rb"|" + in_list + rb"|" + in_object + rb")", item, member
+def _nested(value: bytes) -> bytes:
+    """The pattern for scalars, and for lists and objects whose elements match ``value``."""
+    item = value + _WS + rb"(?:," + _WS + rb"(?!\])|(?=\]))"
+    member = _STRING + _WS + rb":" + _WS + value + _WS + rb"(?:," + _WS + rb"(?!\})|(?=\}))"
+    in_list = rb"\[" + _WS + rb"(?:" + item + rb")*+\]"
+    in_object = rb"\{" + _WS + rb"(?:" + member + rb")*+\}"
+    return rb"(?:" + _SCALAR + rb"|" + in_list + rb"|" + in_object + rb")"
 
 
-_value2 = _nested(_nested(rb"(?:" + _SCALAR + rb")")[0])[0]
-_, _ITEM, _MEMBER = _nested(_value2)
+# Deep enough for messages with parts (a list of objects with a list of objects with an object) in one go.
+_value = rb"(?:" + _SCALAR + rb")"
+for _ in range(4):
+    _value = _nested(_value)
 
 _skip_ws = re.compile(_WS).match
 _chars = re.compile(_CHARS).match
 _scalar = re.compile(_NUMBER + rb"|true|false|null").match
 # Many small elements at once, each with the comma behind it: messages, arrays of token ids, flat objects.
-_items = re.compile(rb"(?:" + _ITEM + rb",)*+").match
-_members = re.compile(rb"(?:" + _MEMBER + rb",)*+").match
+_items = re.compile(rb"(?:" + _WS + _value + _WS + rb",)*+").match
+_members = re.compile(rb"(?:" + _WS + _STRING + _WS + rb":" + _WS + _value + _WS + rb",)*+").match
 
 # A whole member of the outermost object, where its value is not nested too deeply: nearly always.
-_top_member = re.compile(_WS + rb"(" + _STRING + rb")" + _WS + rb":" + _WS + rb"(" + _value2 + rb")" + _WS).match
+_top_member = re.compile(_WS + rb"(" + _STRING + rb")" + _WS + rb":" + _WS + rb"(" + _value + rb")" + _WS).match
 
 _QUOTE, _COMMA, _COLON, _BACKSLASH = b'",:\\'
 _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
@@ -124,10 +129,11 @@ def _key_name(raw: bytes) -> str:
 class _Scanner:
     """One pass over one body."""
 
-    __slots__ = ("_body", "_size")
+    __slots__ = ("_body", "_deep", "_size")
 
     def __init__(self, body: bytes) -> None:
         self._body = body
+        self._deep = 0
         self._size = len(body)
 
     def top_level(self) -> tuple[int, int, bool]:
@@ -229,8 +235,11 @@ class _Scanner:
             first = self._at(pos)
             if first in _CLOSER:
                 open_.append(first)
+                self._deep += 1
                 if len(open_) > MAX_DEPTH:
                     raise _bad(self._body, pos, f"nesting deeper than {MAX_DEPTH} levels")
+                if self._deep > MAX_DEEP:
+                    raise _bad(self._body, pos, f"more than {MAX_DEEP} deeply nested lists and objects")
                 pos = self._ws(pos + 1)
                 if self._at(pos) != _CLOSER[first]:
                     pos = self._next_value(pos, first)

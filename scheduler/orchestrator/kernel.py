@@ -167,7 +167,7 @@ class Kernel:
         while True:
             await asyncio.sleep(PRUNE_S)
             try:
-                while await self.parts.writer.submit(lambda conn: prune(conn, self.parts.clock.wall()), "prune"):
+                while await self.parts.writer.submit(lambda conn: prune(conn, self.parts.clock.wall()), "prune"):  # noqa: ASYNC110
                     await asyncio.sleep(PRUNE_PAUSE_S)
             except HotseatError as error:
                 log.warning("old rows not pruned: %s", error)

@@ -21,7 +21,7 @@ from scheduler.orchestrator import lifecycle
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CutLeases, FinishAction, Measure, SaveMove, Stop
 from scheduler.orchestrator.state import FORCE_GRACE_S
-from scheduler.orchestrator.view import picture, target
+from scheduler.orchestrator.view import picture, restless, target
 from scheduler.planner.feasible import admits_growth, gap_on
 
 #: How long a grow waits for measured room after all shrinks are through, before the move is given up with an alarm.
@@ -197,6 +197,8 @@ def _admit(ctx: Context, move: Move, step: Step) -> MoveState | None:
     now = picture(ctx.state)
     goal = target(ctx.state, instance.model)
     devices = instance.devices if instance.phase is Phase.ASLEEP else step.devices
+    if any(restless(i) and i.id != instance.id and set(devices) & set(i.devices) for i in ctx.state.instances.values()):
+        return None  # a crash or a finding came between: it ends by its own deadline
     if admits_growth(now, devices) and all(gap_on(now, goal, d).closed for d in devices):
         if instance.phase is Phase.ASLEEP:
             lifecycle.wake(ctx, instance.id, move.reason, move.cause)

@@ -3,7 +3,7 @@
 from scheduler.domain.claims import Footprint, Source
 from scheduler.domain.device import DeviceInfo, Health
 from scheduler.domain.ids import DeviceId, ModelName, instance_id
-from scheduler.domain.instance import GOAL_STOPPED, Instance, Phase, goal_asleep
+from scheduler.domain.instance import GOAL_STOPPED, GROWING_PHASES, SHRINKING_PHASES, Instance, Phase, goal_asleep
 from scheduler.domain.learned import GROWTH
 from scheduler.domain.model import ModelClass, ModelSpec
 from scheduler.domain.reasons import Code, Reason
@@ -26,7 +26,7 @@ def picture(state: State, beneficiary: ModelName | None = None) -> Picture:
         devices={d: _device(state, info) for d, info in state.devices.items()},
         seats=tuple(_seat(state, i, beneficiary) for i in state.instances.values() if i.claim.device_bytes or i.claim.host_bytes),
         host=HostView(limit_bytes=state.host_limit_bytes, claimed_bytes=state.host_claimed()),
-        blocked_devices=state.owned_devices(),
+        blocked_devices=state.owned_devices() | {d for i in state.instances.values() if restless(i) for d in i.devices},
     )
 
 
@@ -89,6 +89,12 @@ def _seat(state: State, instance: Instance, beneficiary: ModelName | None) -> Se
         free_at_s=free_at,
         last_used_s=last_used(state, instance),
     )
+
+
+def restless(instance: Instance) -> bool:
+    """Whether it takes or gives back memory, or may be doing so: nobody else grows on its devices meanwhile (invariant I2)."""
+    phase = instance.before if instance.phase is Phase.UNKNOWN else instance.phase
+    return phase in GROWING_PHASES or phase in SHRINKING_PHASES
 
 
 def last_used(state: State, instance: Instance) -> float:

@@ -172,12 +172,13 @@ class Exchange:
         self._connection: Connection | None = None
         self._reused = False
         self._reconnects = 0
+        self._cut: EngineLost | None = None
 
     async def open(self) -> None:
         """Connect (or take an idle connection) and send the request. Raises EngineLost."""
         idle = self._pool.take_idle(self._target)
         self._reused = idle is not None
-        self._connection = await self._send(idle or await self._pool.connect(self._target))
+        await self._send(idle or await self._pool.connect(self._target))
 
     async def head(self) -> ResponseParser:
         """Status and headers.
@@ -186,22 +187,36 @@ class Exchange:
         more on a fresh one. Raises EngineLost.
         """
         while True:
-            if self._connection is None:
-                self._connection = await self._reconnect()
+            if self._cut is not None:
+                raise self._cut
+            connection = self._connection or await self._reconnect()
             try:
-                return await self._connection.head()
+                return await connection.head()
             except EngineLost as lost:
+                if self._cut is not None:
+                    raise self._cut from None
                 if lost.answered or not self._reused:
                     raise
                 self._reused = False
-                self._connection.close()
+                connection.close()
                 self._connection = None
 
     async def read(self) -> bytes:
         """The next bytes of body; b"" at its end. Raises EngineLost when it was cut."""
         if self._connection is None:
             raise RuntimeError("read before head")
-        return await self._connection.read()
+        try:
+            return await self._connection.read()
+        except EngineLost:
+            if self._cut is not None:
+                raise self._cut from None
+            raise
+
+    def cut(self, why: str) -> None:
+        """Break the exchange off from outside: whoever waits in ``head`` or ``read`` gets EngineLost with ``cut``."""
+        self._cut = EngineLost(why, answered=True, cut=True)
+        if self._connection is not None:
+            self._connection.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -223,10 +238,12 @@ class Exchange:
         return await self._send(await self._pool.connect(self._target))
 
     async def _send(self, connection: Connection) -> Connection:
+        self._connection = connection
         connection.begin()
         try:
             await connection.send(self._request.parts(self._target))
         except BaseException:
+            self._connection = None
             connection.close()
             raise
         return connection
