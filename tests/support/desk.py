@@ -85,8 +85,10 @@ class DeskTicket:
 class Desk:
     """A Readiness for tests and benchmarks."""
 
+    ticket_class = DeskTicket
+
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._models: dict[str, Model] = {}
         self._names: dict[str, Model] = {}
         self._open: dict[LeaseId, Grant] = {}
@@ -143,6 +145,12 @@ class Desk:
         self._models[name].queue.clear()
         self.changed()
 
+    def cut(self) -> None:
+        """Tell the relays to end every request in flight now."""
+        for grant in self._open.values():
+            assert grant.cut is not None
+            grant.cut.set()
+
     # --- what tests look at ---------------------------------------------------------------------------------------
 
     @property
@@ -187,7 +195,7 @@ class Desk:
         model = self._models[want.model]
         if model.refusal is not None:
             raise model.refusal
-        ticket = DeskTicket(self, model, want)
+        ticket = self.ticket_class(self, model, want)
         if self.keep_records:
             self.wants.append(want)
             self.tickets.append(ticket)
@@ -213,8 +221,9 @@ class Desk:
             base_url=model.next_urls.pop(0) if model.next_urls else model.base_url,
             served_model=model.served_model,
             api_key=model.api_key,
-            waited_s=self._clock.monotonic() - want.arrived_s,
+            waited_s=self.clock.monotonic() - want.arrived_s,
             woke=woke,
+            cut=asyncio.Event(),
         )
         self._open[grant.lease] = grant
         return grant

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -160,6 +161,13 @@ async def raw_engine(script: Script) -> AsyncIterator[str]:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+def dead_url() -> str:
+    """A base URL where nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
 async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
