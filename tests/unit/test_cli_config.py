@@ -78,3 +78,19 @@ def test_the_doctor_names_the_way_to_the_errors(tmp_path: Path, capsys: pytest.C
     assert cli.main(["doctor", "--json", "--config", path]) == 1
     found = {item["name"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
     assert (found["config"]["state"], found["config"]["fix"]) == ("fail", f"hotseat config check {path}")
+
+
+def test_the_shipped_example_against_the_real_adapters(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "scheduler.daemon.engine_facts")
+    example = Path(__file__).resolve().parents[2] / "examples" / "hotseat.yaml"
+    assert cli.main(["config", "check", str(example)]) == 0
+    assert f"{example}: ok" in capsys.readouterr().out
+
+
+def test_a_flag_that_the_real_adapter_owns_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "scheduler.daemon.engine_facts")
+    path = write(tmp_path, GOOD.replace("model: small.gguf", 'model: small.gguf, args: [--port, "9"]'))
+    assert cli.main(["config", "check", path]) == 1
+    assert "--port" in capsys.readouterr().out
