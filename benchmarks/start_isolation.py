@@ -23,12 +23,12 @@ ENGINE = str(Path(__file__).with_name("stub_engine.py"))
 
 
 def stub(device: str, start_s: float) -> dict[str, Any]:
-    """A model of the stub engine that may take half of its device."""
+    """A model of the stub engine; several of them fit on a device."""
     return {
         "engine": "command",
         "command": [sys.executable, "-I", ENGINE, "--port", "${port}", "--start", str(start_s)],
         "devices": {"ids": [device]},
-        "footprint": {"weights": 200 * MIB},
+        "footprint": {"weights": 200 * MIB, "overhead": 0, "kv_min": 0, "kv_max": 0},
         "start_timeout": f"{int(start_s) + 60}s",
         "max_wait": f"{int(start_s) + 60}s",
     }

@@ -17,6 +17,7 @@ class Handler(BaseHTTPRequestHandler):
     """Health and chat."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are two writes
 
     def _send(self, body: bytes) -> None:
         self.send_response(200)
