@@ -14,7 +14,10 @@ PIPE_CLOSED = 141
 _BY_STATUS = {400: USAGE, 403: NOT_PERMITTED, 404: NOT_FOUND, 409: CONFLICT, 507: REFUSED}
 _BY_CODE = {
     "does_not_fit": REFUSED,
+    # An action can fail with what a request is refused with: the same code means the same exit.
     "conflict": CONFLICT,
+    "sleep_unsupported": CONFLICT,
+    "model_disabled": CONFLICT,
     "not_found": NOT_FOUND,
     "model_not_found": NOT_FOUND,
 }

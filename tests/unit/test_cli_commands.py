@@ -227,6 +227,16 @@ def test_exit_codes_and_what_is_said(server: PlaneServer, run: Run, words: list[
     assert ran.err.startswith("hotseat: ")
 
 
+def test_an_action_that_fails_for_its_state_is_6(server: PlaneServer, run: Run) -> None:
+    server.plane.hold = True
+    ran = _in_background(lambda: run("sleep", SLASHED))
+    server.until(lambda plane: plane.waits == 1)
+    server.do(
+        lambda plane: plane.fail("a1", ActionError(code="sleep_unsupported", message="no level works", fix=f"hotseat stop {SLASHED}"))
+    )
+    assert ran().code == 6
+
+
 def test_refused_because_it_does_not_fit_is_7(server: PlaneServer, run: Run) -> None:
     server.plane.hold = True
     ran = _in_background(lambda: run("wake", "llama-70b"))

@@ -96,7 +96,8 @@ def _use(model: Json, view: View) -> Iterable[tuple[str, str]]:
     last = since(model.get("last_used_at"), view.now)
     ago = "never used" if last is None else f"last used {age(last)} ago"
     counters = model.get("counters") or {}
-    totals = ", ".join(f"{counters[key]} {key.replace('_', ' ')}" for key in ("requests", "starts", "wakes", "sleeps") if counters.get(key))
+    counted = [(counters.get(key) or 0, key) for key in ("requests", "starts", "wakes", "sleeps")]
+    totals = ", ".join(f"{count} {key.removesuffix('s') if count == 1 else key}" for count, key in counted if count)
     yield "requests", f"{requests(model)} running/waiting, {ago}" + (f"; {totals}" if totals else "")
 
 
