@@ -101,6 +101,6 @@ async def run_load(port: int, model: str, connections: int, *, seconds: float, s
         _, client = await loop.create_connection(lambda: _Client(request, tally, stop_s, stream=stream), "127.0.0.1", port)
         clients.append(client)
         if stream and number % 8 == 7:
-            await asyncio.sleep(0.002)  # streams of real users do not start in the same millisecond
+            await asyncio.sleep(0.016)  # half a second for 256: streams of real users do not start in the same millisecond
     await asyncio.gather(*(client.done for client in clients))
     return tally

@@ -85,7 +85,7 @@ def scan(body: bytes) -> Call:
     _check_utf8(body)
     scanner = _Scanner(body)
     start, end, stream = scanner.top_level()
-    model = json.loads(body[start:end])
+    model = _text(body[start:end])
     if not model or len(model) > MAX_NAME:
         what = "is empty" if not model else f"has {len(model)} characters; names have at most {MAX_NAME}"
         raise UnknownModel(f'The value of "model" {what}.')
@@ -121,8 +121,11 @@ def _place(body: bytes, pos: int) -> str:
 
 def _key_name(raw: bytes) -> str:
     """A key in quotes as text; "" when it is too long to be one we look for."""
-    if len(raw) > _LONGEST_KEY:
-        return ""
+    return _text(raw) if len(raw) <= _LONGEST_KEY else ""
+
+
+def _text(raw: bytes) -> str:
+    """A string in quotes as text."""
     return str(json.loads(raw)) if b"\\" in raw else raw[1:-1].decode()
 
 

@@ -10,6 +10,8 @@ TAIL_READS = 4
 #: A usage object is small; more than this is not one.
 MAX_OBJECT_BYTES = 8 << 10
 
+_DECODER = json.JSONDecoder()
+
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
@@ -89,7 +91,7 @@ def _object_at(piece: bytes) -> Mapping[str, object] | None:
     if not text.startswith(":"):
         return None
     try:
-        value, _ = json.JSONDecoder().raw_decode(text[1:].lstrip(" \t\r\n"))
+        value, _ = _DECODER.raw_decode(text[1:].lstrip(" \t\r\n"))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
