@@ -7,7 +7,9 @@ from types import ModuleType
 
 import pytest
 
+from scheduler.cli.commands.config import check_file
 from scheduler.cli.registry import ALIASES, BY_NAME, GROUPS
+from scheduler.config.report import check_text, exit_code
 from scheduler.domain.instance import TRANSITIONS, Phase
 from scheduler.domain.reasons import Code
 from scheduler.telemetry.metric_list import METRICS
@@ -79,6 +81,20 @@ def test_links_lead_somewhere(page: Path) -> None:
 def _anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_leads_to_every_reference_and_decision() -> None:
+    linked = set(_LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
+    pages = {str(page.relative_to(ROOT)) for folder in ("reference", "adr") for page in (ROOT / "docs" / folder).glob("*.md")}
+    assert pages - linked == set()
+
+
+def test_the_configuration_in_the_readme_is_valid(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    file = tmp_path / "hotseat.yaml"
+    file.write_text(block, encoding="utf-8")
+    result = check_file(file, {})
+    assert exit_code(result) == 0, check_text(result)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
