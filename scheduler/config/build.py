@@ -94,7 +94,6 @@ def _model(context: Context, name: str, model: ModelSection) -> ModelSpec:
         cwd=str(context.resolve(model.cwd)) if model.cwd else "",
         upstream_model=model.upstream_model or "",
         ready_path=model.ready.path,
-        stop_command=_program(context, model.stop_command),
         sleep_steps=tuple(HttpStep(path=step.post, timeout_s=step.timeout) for step in model.sleep_steps),
         wake_steps=tuple(HttpStep(path=step.post, timeout_s=step.timeout) for step in model.wake_steps),
         devices=_wish(model),

@@ -138,7 +138,6 @@ def _texts(loc: Loc, model: ModelSection) -> list[tuple[Loc, Sequence[str] | dic
     return [
         ((*loc, "command"), model.command),
         ((*loc, "args"), model.args),
-        ((*loc, "stop_command"), model.stop_command),
         ((*loc, "env"), model.env),
         ((*loc, "sleep_steps"), [step.post for step in model.sleep_steps]),
         ((*loc, "wake_steps"), [step.post for step in model.wake_steps]),

@@ -26,6 +26,7 @@ LATER: Mapping[str, Later] = {
     "devices.discover": Later("remove it and list the devices under devices.declared", (None, [])),
     "devices.declared[].usage_command": Later("remove it; only the kind cpu can be declared, and it is measured", (None, [])),
     "devices.declared[].env": Later("remove it; put env into the model", (None, {})),
+    "models.*.stop_command": Later("remove it; the engine's processes get TERM, then KILL", (None, [])),
     "models.*.url": Later("remove it; let hotseat start the engine with engine: command", (None, "")),
     "models.*.filters": Later("remove it; set these parameters in the client", (None, {})),
     "models.*.apart_from": Later("remove it, or name different devices.ids", (None, [])),

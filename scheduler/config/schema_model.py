@@ -76,7 +76,6 @@ class ModelSection(Section):
     cwd: Name | None = key(None, "path", "Working folder of the engine.")
     upstream_model: Name | None = key(None, "text", "The name the engine knows the model by, when it is not ours.")
     ready: ReadySection = key(ReadySection, "section", "How to see that the engine is ready.")
-    stop_command: Argv = key(list, "list of words", "Run to stop the engine, before its processes get TERM.")
     sleep_steps: list[StepSection] = key(list, "list of steps", "Engine `command`: the calls that put it to sleep.")
     wake_steps: list[StepSection] = key(list, "list of steps", "Engine `command`: the calls that wake it.")
     devices: WishSection = key(WishSection, "section", "Where the model may sit.")

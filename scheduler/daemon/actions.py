@@ -12,6 +12,7 @@ from scheduler.domain.instance import Instance, Phase
 from scheduler.orchestrator.effects import FinishAction
 from scheduler.orchestrator.state import State
 from scheduler.ports.clock import Clock
+from scheduler.store.actions import StoredAction
 
 KEPT = 1000
 
@@ -26,6 +27,7 @@ class _Entry:
     created_s: float
     before: Instance
     level: int | None
+    held_bytes: int
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     result: FinishAction | None = None
     finished_at: float | None = None
@@ -36,9 +38,17 @@ class _Entry:
 
 
 class ActionBook:
-    """Remembers the last KEPT actions of this daemon; ids go on across restarts."""
+    """Remembers the last KEPT actions of this daemon. Every action is also stored, so that ids go on across restarts."""
 
-    def __init__(self, state: State, clock: Clock, first: int, log_line: Callable[[ModelName], str]) -> None:
+    def __init__(
+        self,
+        state: State,
+        clock: Clock,
+        first: int,
+        log_line: Callable[[ModelName], str],
+        save: Callable[[StoredAction], None],
+    ) -> None:
+        self._save = save
         self._state = state
         self._clock = clock
         self._next = first
@@ -59,7 +69,9 @@ class ActionBook:
             created_s=self._clock.monotonic(),
             before=before,
             level=level,
+            held_bytes=self._held(model) or 0,
         )
+        self._store(self._entries[action])
         for old in [e for e in self._entries.values() if e.ended.is_set()][: max(0, len(self._entries) - KEPT)]:
             del self._entries[old.id]
         return action
@@ -74,6 +86,23 @@ class ActionBook:
         entry.duration_s = round(self._clock.monotonic() - entry.created_s, 3)
         entry.after = self._state.instances.get(instance_id(entry.model))
         entry.ended.set()
+        self._store(entry)
+
+    def _store(self, entry: _Entry) -> None:
+        result = entry.result
+        told = {} if result is None else {"code": result.code, "message": result.message}
+        self._save(
+            StoredAction(
+                id=entry.id,
+                verb=entry.verb,
+                model=entry.model,
+                state="running" if result is None else "done" if result.ok else "failed",
+                principal=entry.by,
+                created_at=entry.created_at,
+                ended_at=entry.finished_at,
+                result=told,
+            )
+        )
 
     def note_move(self, cause: str, puts_away: list[SideEffect]) -> None:
         """An action's move puts others away."""
@@ -103,7 +132,8 @@ class ActionBook:
         entry = self._entry(action_id)
         now = self._state.instances.get(instance_id(entry.model)) or Instance(id=instance_id(entry.model))
         after = entry.after or now
-        claimed = after.claim.total_bytes - entry.before.claim.total_bytes
+        held = self._held(entry.model)
+        grown = None if held is None else held - entry.held_bytes
         done = entry.result is not None
         return Action(
             id=entry.id,
@@ -118,14 +148,22 @@ class ActionBook:
             level=after.level,
             devices=list(after.devices or entry.before.devices),
             changed=None if not done else after.phase is not entry.before.phase or after.launch != entry.before.launch,
-            freed_bytes=-claimed if done and claimed < 0 else None,
-            taken_bytes=claimed if done and claimed > 0 else None,
+            freed_bytes=-grown if done and grown is not None and grown < 0 else None,
+            taken_bytes=grown if done and grown is not None and grown > 0 else None,
             duration_s=entry.duration_s,
             interrupted=entry.interrupted,
             also=entry.also,
             progress=None if done else self._progress(entry, now),
             error=self._error(entry),
         )
+
+    def _held(self, model: ModelName) -> int | None:
+        """Measured bytes of a model now; None when it runs and was not measured yet."""
+        found = self._state.instances.get(instance_id(model))
+        if found is None or not found.has_process:
+            return 0
+        measured = self._state.measured_of(found.id)
+        return sum(measured.values()) if measured else None
 
     def _progress(self, entry: _Entry, now: Instance) -> Progress:
         elapsed = self._clock.monotonic() - entry.created_s

@@ -4,10 +4,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.registry import engines
-
 from adapters.devices.cpu import CpuBudget, CpuDevices
 from adapters.launchers.process import ProcessLauncher
+from adapters.registry import engines
 from scheduler.config.settings import Loaded, Settings
 from scheduler.daemon.clock import SystemClock
 from scheduler.daemon.environment import build_environment
@@ -47,7 +46,7 @@ def compose(loaded: Loaded, hooks: Hooks, on_commit: object = None) -> House:
         writer=writer,
         state_uuid=database.state_uuid,
         log_dir=settings.state_dir / "logs",
-        environment=lambda spec, added: build_environment(settings.state_dir, spec, added),
+        environment=lambda spec, added, values: build_environment(settings.state_dir, spec, added, values),
         read_log=read_lines,
     )
     return House(Kernel(parts, policy_of(settings), hooks), database, writer, clock)

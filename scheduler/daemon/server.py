@@ -25,6 +25,8 @@ from scheduler.gateway.settings import GatewaySettings
 from scheduler.orchestrator.effects import FinishAction, Tell
 from scheduler.orchestrator.kernel import Hooks
 from scheduler.ports.clock import Clock
+from scheduler.store.actions import StoredAction, save_action
+from scheduler.store.journal import last_ids
 from scheduler.telemetry.tasks import TaskScope
 from scheduler.version import VERSION
 
@@ -56,7 +58,8 @@ class Server:
             started_wall=started,
             state_dir=loaded.settings.state_dir,
         )
-        self._actions = ActionBook(kernel.state, clock, 1, self._log_line)
+        first = self._house.database.read_now(last_ids).action + 1
+        self._actions = ActionBook(kernel.state, clock, first, self._log_line, self._save_action)
         self.plane = DaemonPlane(
             kernel,
             self._status,
@@ -79,6 +82,10 @@ class Server:
 
     def _interrupted(self, count: int) -> None:
         self._status.interrupted += count
+
+    def _save_action(self, action: StoredAction) -> None:
+        saved = self._house.writer.submit(lambda conn: save_action(conn, action), "action")
+        saved.add_done_callback(lambda done: done.cancelled() or done.exception())  # a full disk is told of elsewhere
 
     def _log_line(self, model: ModelName) -> str:
         found = self._house.kernel.state.instances.get(instance_id(model))

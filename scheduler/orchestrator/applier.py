@@ -7,7 +7,7 @@ never wait; a failed commit refuses the intents of its pass and degrades the sto
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from scheduler.domain.errors import Conflict, HotseatError
 from scheduler.domain.ids import DeviceId, InstanceId, model_of
 from scheduler.domain.instance import Instance
 from scheduler.domain.launch import LaunchRecord
+from scheduler.domain.model import ModelSpec
 from scheduler.orchestrator.effects import (
     CutLeases,
     Effect,
@@ -149,30 +150,32 @@ class Applier:
 
     def _prepare(self, effect: Launch, rows: _Pass) -> None:
         """Build the launch record that is committed with the intent; what cannot be built ends as a failed start."""
+        spec = self._state.models[model_of(effect.instance)]
         try:
-            record = self._record(effect)
+            record, environment = self._record(effect)
         except HotseatError as error:
             reason = reason_of(error)
             record = self._record_of_nothing(effect)
             rows.records.append(record)
-            self.supervisor(effect.instance).prepare(record, self._state.models[model_of(effect.instance)])
+            self.supervisor(effect.instance).prepare(record, spec, {})
             now = self._parts.clock.monotonic()
             self._post(EngineExited(at_s=now, instance=effect.instance, launch=effect.launch, reason=reason))
             return
         rows.records.append(record)
-        self.supervisor(effect.instance).prepare(record, self._state.models[model_of(effect.instance)])
+        self.supervisor(effect.instance).prepare(record, spec, environment)
         rows.engine.append(effect)
 
-    def _record(self, effect: Launch) -> LaunchRecord:
+    def _record(self, effect: Launch) -> tuple[LaunchRecord, Mapping[str, str]]:
+        """The record and the environment of a launch, which is kept in memory only: it may hold secrets."""
         spec = self._state.models[model_of(effect.instance)]
         engine = self._parts.engines[spec.engine]
         index = tuple(self._state.devices[d].index for d in effect.devices)
         plan = LaunchPlan(port=self._parts.launcher.free_port(), devices=effect.devices, device_index=index)
         line = engine.command(spec, plan)
-        environment = self._parts.environment(spec, line.env)
+        environment = self._parts.environment(spec, line.env, _values(spec, plan))
         digest = hashlib.sha256("\0".join(f"{k}={v}" for k, v in sorted(environment.items())).encode()).hexdigest()[:16]
         base = self._record_of_nothing(effect)
-        return LaunchRecord(
+        record = LaunchRecord(
             id=base.id,
             instance=base.instance,
             engine=spec.engine,
@@ -194,6 +197,7 @@ class Applier:
             boot_id=base.boot_id,
             created_at=base.created_at,
         )
+        return record, environment
 
     def _record_of_nothing(self, effect: Launch) -> LaunchRecord:
         """A record for a start that failed before there was anything to run."""
@@ -316,6 +320,19 @@ class Applier:
 
     async def _carry_out(self, effect: EngineEffect) -> None:
         await self.supervisor(effect.instance).carry_out(effect)
+
+
+def _values(spec: ModelSpec, plan: LaunchPlan) -> dict[str, str]:
+    """What stands behind the placeholders in a model's environment."""
+    return {
+        "host": "127.0.0.1",
+        "port": str(plan.port),
+        "model": spec.model,
+        "name": spec.name,
+        "devices": ",".join(plan.devices),
+        "kv_bytes": "" if plan.kv_bytes is None else str(plan.kv_bytes),
+        "index": str(plan.device_index[0]) if plan.device_index else "0",
+    }
 
 
 class _Degraded(Exception):

@@ -12,8 +12,9 @@ from scheduler.ports.launcher import Launcher
 from scheduler.store.engine import Database
 from scheduler.store.writer import Writer
 
-#: Builds an engine's complete environment (nothing is inherited); the daemon supplies it.
-Environment = Callable[[ModelSpec, Mapping[str, str]], Mapping[str, str]]
+#: Builds an engine's complete environment (nothing is inherited) from the model, what its adapter adds, and the values
+#: behind placeholders; the daemon supplies it. Raises HotseatError.
+Environment = Callable[[ModelSpec, Mapping[str, str], Mapping[str, str]], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """One supervisor per instance: the only caller of its engine. It does one thing at a time and reports what happened."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from scheduler.domain.errors import HotseatError
@@ -67,11 +67,12 @@ class Supervisor:
             self.handle = ProcessHandle(boot_id=record.boot_id, pid=record.pid, start_ticks=record.start_ticks)
             self._watch = self._scope.spawn(self._watch_leader(record.id, self.handle), "watch")
 
-    def prepare(self, record: LaunchRecord, spec: ModelSpec) -> None:
-        """Before a launch: what the next Launch effect will start."""
+    def prepare(self, record: LaunchRecord, spec: ModelSpec, environment: Mapping[str, str]) -> None:
+        """Before a launch: what the next Launch effect will start, and in which environment."""
         self._take(record)
         self.handle = None
         self._spec = spec
+        self._environment = environment
 
     async def carry_out(self, effect: EngineEffect) -> None:
         """Do one thing; whatever was being done before is cancelled. Returns when it is done (or was cancelled)."""
@@ -169,7 +170,7 @@ class Supervisor:
         """Spawn at the gate, commit the process identity, then let it run: no process without a row."""
         request = SpawnRequest(
             argv=record.argv,
-            env=self._parts.environment(self._spec, self._extra_env(record)),
+            env=self._environment,
             cwd=record.cwd,
             log_path=record.log_path,
             token=record.token,
@@ -202,9 +203,6 @@ class Supervisor:
     def _abandon_late(self, spawned: "asyncio.Task[Gate]") -> None:
         if not spawned.cancelled() and spawned.exception() is None and not self._scope.closed:
             self._scope.spawn(spawned.result().abandon(), "abandon")
-
-    def _extra_env(self, record: LaunchRecord) -> dict[str, str]:
-        return dict(record.env)
 
     async def _until_ready(self, launch: LaunchId, record: LaunchRecord) -> None:
         pause = READY_POLL_S

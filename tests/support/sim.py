@@ -66,7 +66,7 @@ class Sim:
             writer=self.writer,
             state_uuid="sim",
             log_dir=self.folder,
-            environment=lambda _spec, extra: dict(extra),
+            environment=lambda _spec, extra, _values: dict(extra),
             boundary=self.boundary,
             read_log=self._read_log,
         )

@@ -53,7 +53,6 @@ models:
     cwd: work
     upstream_model: inner
     ready: {path: /ready}
-    stop_command: [docker, stop, "hs-${name}"]
     sleep_steps: [{post: "/sleep?level=1", timeout: 90s}]
     wake_steps: [{post: /wake}]
     devices: {kind: cpu, count: 1, memory: ">=2GiB", ids: [cpu0]}
@@ -141,7 +140,6 @@ def test_a_model_that_says_everything(whole: Loaded, tmp_path: Path) -> None:
         cwd=f"{tmp_path}/work",
         upstream_model="inner",
         ready_path="/ready",
-        stop_command=("docker", "stop", "hs-${name}"),
         sleep_steps=(HttpStep(path="/sleep?level=1", timeout_s=90.0),),
         wake_steps=(HttpStep(path="/wake", timeout_s=60.0),),
         devices=DeviceWish(kind="cpu", count=1, ids=(DeviceId("cpu0"),), min_memory_bytes=2 * GIB),
@@ -256,8 +254,8 @@ def test_max_wait_auto_of_a_model_stands_above_a_number_in_defaults() -> None:
 
 
 def test_a_set_variable_of_the_environment_passes() -> None:
-    text = "models: {m: {engine: command, command: [x, '${port}', '${env:A}'], stop_command: [s, '${env:A}']}}"
-    assert len(problems_of(text)) == 2
+    text = "models: {m: {engine: command, command: [x, '${port}', '${env:A}']}}"
+    assert len(problems_of(text)) == 1
     assert problems_of(text, environ={"A": ""}) == ()
 
 
