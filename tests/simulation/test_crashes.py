@@ -124,7 +124,7 @@ class Story:
         self.sim.database.close()
 
     async def first_half(self) -> None:
-        assert await asyncio.gather(self.sim.chat("a"), self.sim.chat("c")) == ["ok", "ok"]
+        assert list(await asyncio.gather(self.sim.chat("a"), self.sim.chat("c"))) == ["ok", "ok"]
         assert await self.sim.chat("b") == "ok"
 
     async def second_half(self) -> None:

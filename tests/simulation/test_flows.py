@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.domain.errors import Temporary
-from scheduler.domain.ids import DeviceId
+from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.instance import Phase
 from scheduler.domain.model import DeviceWish, ModelSpec
 from scheduler.domain.reasons import Code
@@ -77,7 +77,7 @@ def test_a_stream_ends_whole_before_its_model_makes_room(tmp_path: Path) -> None
         await asyncio.sleep(1.0)
         assert await sim.chat("b") == "ok"
         assert streaming.done()
-        assert streaming.result() == ["ok"]
+        assert list(streaming.result()) == ["ok"]
         assert loop.time() - begun < 30
 
     sim = play(tmp_path, {"a": BIG, "b": BIG}, script)
@@ -89,7 +89,7 @@ def test_arrivals_are_served_in_groups(tmp_path: Path) -> None:
     limits = {m: spec(m, max_wait_s=120.0) for m in "abc"}
 
     async def script(sim: Sim) -> None:
-        assert await asyncio.gather(*(sim.chat(m) for m in "abaacabc")) == ["ok"] * 8
+        assert list(await asyncio.gather(*(sim.chat(m) for m in "abaacabc"))) == ["ok"] * 8
 
     sim = play(tmp_path, dict.fromkeys("abc", BIG), script, models=limits)
     assert {m: len(sim.world.happened("started", m)) for m in "abc"} == {"a": 1, "b": 1, "c": 1}
@@ -139,7 +139,7 @@ def test_a_stream_without_end_is_cut_only_where_the_operator_chose_so(tmp_path: 
         answer = await sim.chat("b", wait_s=300.0)
         assert answer == ("ok" if interrupt else "wait_timeout")
         if interrupt:
-            assert await endless == ["engine_lost"]
+            assert list(await endless) == ["engine_lost"]
         else:
             assert any("a" in t.message for t in sim.told if t.kind == "drain_slow")
             endless.cancel()
@@ -168,7 +168,7 @@ def test_a_long_start_holds_up_nobody_elsewhere(tmp_path: Path) -> None:
         assert await sim.chat("b", 0.5) == "ok"  # a second move, on the other device
         assert loop.time() - asked < 30
         assert not starting.done()
-        assert await starting == ["ok"]
+        assert list(await starting) == ["ok"]
 
     play(tmp_path, {"a": slow, "b": quick, "c": quick}, script, devices=2, models=where)
 
@@ -234,7 +234,7 @@ def test_kill_nine_with_one_awake_one_launching_one_stopping(tmp_path: Path) -> 
     }
 
     async def script(sim: Sim) -> None:
-        assert await asyncio.gather(sim.chat("awake"), sim.chat("stopping")) == ["ok", "ok"]
+        assert list(await asyncio.gather(sim.chat("awake"), sim.chat("stopping"))) == ["ok", "ok"]
         pid = sim.world.engine("awake").pid
         launching = asyncio.gather(sim.chat("launching"))
         await sim.until(lambda: sim.phase("launching") is Phase.LAUNCHING)
@@ -266,7 +266,7 @@ def test_an_engine_killed_in_the_middle_is_tried_again(tmp_path: Path) -> None:
         running = asyncio.gather(sim.chat("a", 10.0))
         await asyncio.sleep(1.0)
         sim.world.kill("a")
-        assert await running == ["ok"]
+        assert list(await running) == ["ok"]
 
     sim = play(tmp_path, {"a": BIG}, script)
     assert len(sim.world.happened("started", "a")) == 2
@@ -327,7 +327,7 @@ def test_a_failure_has_a_state_a_reason_and_a_fix_and_others_go_on(tmp_path: Pat
         while not answers.done():
             assert await sim.chat("good") == "ok"
             await asyncio.sleep(1.0)
-        assert await answers == [code]
+        assert list(await answers) == [code]
         if code == "model_failed":
             await sim.until(lambda: sim.phase("bad") is Phase.FAILED)
             assert told in sim.instance("bad").reason.text
@@ -353,7 +353,7 @@ def test_a_start_that_never_becomes_ready_ends_named(tmp_path: Path) -> None:
 def test_a_failed_model_works_again_once_the_cause_is_gone(tmp_path: Path) -> None:
     async def script(sim: Sim) -> None:
         assert await sim.chat("a") == "model_failed"
-        sim.world.behaviours["a"] = BIG
+        sim.world.behaviours[ModelName("a")] = BIG
         assert (await sim.act("restart", "a")).ok
         assert await sim.chat("a") == "ok"
 
@@ -385,7 +385,7 @@ def test_a_full_database_stops_starts_and_nothing_else(tmp_path: Path) -> None:
         await sim.until(lambda: sim.kernel.state.store_ok)
         assert await sim.chat("b") == "ok"
         await sim.restart()
-        assert await asyncio.gather(sim.chat("a"), sim.chat("b")) == ["ok", "ok"]
+        assert list(await asyncio.gather(sim.chat("a"), sim.chat("b"))) == ["ok", "ok"]
 
     small = Behaviour(awake_bytes=4 * GIB)
     sim = play(tmp_path, {"a": small, "b": small}, script, boundary=boundary)
@@ -397,13 +397,13 @@ def test_a_full_database_stops_starts_and_nothing_else(tmp_path: Path) -> None:
 
 def test_foreign_memory_makes_room_by_shrinking_only(tmp_path: Path) -> None:
     async def script(sim: Sim) -> None:
-        assert await asyncio.gather(sim.chat("a"), sim.chat("b")) == ["ok", "ok"]
+        assert list(await asyncio.gather(sim.chat("a"), sim.chat("b"))) == ["ok", "ok"]
         sim.world.set_foreign(DeviceId("gpu0"), 5 * GIB)
         await sim.until(lambda: {sim.phase("a"), sim.phase("b")} == {Phase.AWAKE, Phase.STOPPED})
         assert any(t.kind == "shed" for t in sim.told)
         sim.world.set_foreign(DeviceId("gpu0"), 0)
         await asyncio.sleep(5.0)
-        assert await asyncio.gather(sim.chat("a"), sim.chat("b")) == ["ok", "ok"]
+        assert list(await asyncio.gather(sim.chat("a"), sim.chat("b"))) == ["ok", "ok"]
 
     small = Behaviour(awake_bytes=4 * GIB, levels=())
     play(tmp_path, {"a": small, "b": small}, script)

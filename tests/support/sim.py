@@ -114,8 +114,8 @@ class Sim:
         outcome = "engine_lost"
         for attempt in range(tries):
             want = Want(model=ModelName(model), arrived_s=now, deadline_s=now + wait_s, second_try=attempt > 0)
+            ticket = self.kernel.desk.ask(want)
             try:
-                ticket = self.kernel.desk.ask(want)
                 grant = await ticket.granted()
             except HotseatError as error:
                 outcome = error.code
