@@ -77,6 +77,7 @@ class ReadinessDesk:
         self._names_of: dict[ModelName, ModelSpec] | None = None
         self.usage = UsageBook(clock)
         self.closing = False
+        self._since = int(clock.wall())
 
     # --- readiness --------------------------------------------------------------------------------------------------
 
@@ -220,5 +221,5 @@ class ReadinessDesk:
             unlisted=spec.unlisted,
             max_wait_s=spec.max_wait_s,
             model_class=spec.model_class,
-            created_at=0,
+            created_at=self._since,
         )

@@ -375,10 +375,11 @@ class Supervisor:
         if not isinstance(engine, CountsRequests):
             await asyncio.sleep(IDLE_BLIND_S)
         else:
-            zeros = 0
-            while zeros < IDLE_READINGS:
+            zeros, blind = 0, 0
+            while zeros < IDLE_READINGS and blind < IDLE_BLIND_S / IDLE_POLL_S:
                 running = await engine.running(self.endpoint(), PROBE_TIMEOUT_S)
                 zeros = zeros + 1 if running == 0 else 0
+                blind = blind + 1 if running is None else 0
                 await asyncio.sleep(IDLE_POLL_S)
         self._post(EngineIdle(at_s=self._now(), instance=self.instance, launch=launch))
 

@@ -70,7 +70,7 @@ def _ask_wake(ctx: Context, iid: InstanceId, event: Asked) -> None:
         return
     if instance.phase in (Phase.BACKOFF, Phase.FAILED):
         ctx.transition(iid, Reset(at_s=ctx.now_s, cause=CauseId(f"action:{event.action}")))
-    ctx.state.wishes.pop(iid, None)
+    _replace_wish(ctx, iid, event)
     _hold_for(ctx, event.model, event.action, event.patience_s, event.by)
 
 
@@ -133,9 +133,7 @@ def _ask_restart(ctx: Context, iid: InstanceId, event: Asked) -> None:
 
 
 def _wish(ctx: Context, iid: InstanceId, goal: Goal, event: Asked, *, restart: bool) -> None:
-    old = ctx.state.wishes.get(iid)
-    if old is not None:
-        _finish(ctx, old.action, False, "conflict", f"replaced by a later {event.verb}")
+    _replace_wish(ctx, iid, event)
     words = {"sleep": "put to sleep", "stop": "stopped", "restart": "restarted"}[event.verb]
     ctx.state.wishes[iid] = Wish(
         goal=goal,
@@ -145,6 +143,12 @@ def _wish(ctx: Context, iid: InstanceId, goal: Goal, event: Asked, *, restart: b
         action=event.action,
         restart=restart,
     )
+
+
+def _replace_wish(ctx: Context, iid: InstanceId, event: Asked) -> None:
+    old = ctx.state.wishes.pop(iid, None)
+    if old is not None:
+        _finish(ctx, old.action, False, "conflict", f"replaced by a later {event.verb}")
 
 
 def grant_wishes(ctx: Context) -> bool:
@@ -220,8 +224,10 @@ def forget_removed(ctx: Context) -> None:
     for iid, instance in list(state.instances.items()):
         spec = state.models.get(instance.model)
         if instance.phase in EMPTY_PHASES:
-            if spec is None and state.move_of(iid) is None:
-                state.wishes.pop(iid, None)
+            wish = state.wishes.get(iid)
+            if spec is None and wish is not None and wish.restart and state.move_of(iid) is None:
+                del state.wishes[iid]
+                _finish(ctx, wish.action, False, "model_not_found", f"{instance.model} was removed from the configuration")
             continue
         if iid in state.wishes or state.move_of(iid) is not None:
             continue

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.daemon.prometheus import Exposition
+from scheduler.daemon.status import StatusBuilder
 from scheduler.domain.errors import Temporary
 from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.instance import Phase
@@ -195,9 +197,13 @@ def test_scrapes_wake_nothing_and_touch_no_idle_time(tmp_path: Path) -> None:
         assert await sim.chat("a") == "ok"
         await asyncio.sleep(1.0)
         used = sim.kernel.state.facts["a"].last_used_s  # type: ignore[index]
-        for _ in range(600):
+        metrics = Exposition("test")
+        status = StatusBuilder(sim.kernel.state, sim.kernel.applier.supervisors, version="test", started_wall=0.0, state_dir=tmp_path)
+        for second in range(600):
             await asyncio.sleep(1.0)
-            assert len(sim.kernel.desk.listed()) == 2
+            assert len(sim.kernel.desk.listed()) == 2  # what GET /v1/models reads
+            text = metrics.scrape(status.build(asyncio.get_running_loop().time(), float(second), ready=True))
+            assert 'hotseat_model_phase{model="a",phase="awake"} 1.0' in text
         assert sim.kernel.state.facts["a"].last_used_s == used  # type: ignore[index]
         assert sim.phase("b") is Phase.STOPPED
 
