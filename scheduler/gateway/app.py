@@ -14,6 +14,10 @@ from scheduler.ports.clock import Clock
 READINESS = web.AppKey("gateway_readiness", Readiness)
 INFERENCE = web.AppKey("gateway_inference", Inference)
 
+#: An idle client connection, or one that never completes its request head, is closed after so long. Longer than what
+#: reverse proxies keep theirs, so that it is them who close.
+IDLE_S = 150.0
+
 #: Routes that wake models; the path below /v1/ is also the ``endpoint`` of metrics and usage.
 ENDPOINTS = ("chat/completions", "completions", "embeddings")
 
@@ -54,7 +58,7 @@ def make_runner(app: web.Application, *, shutdown_timeout_s: float = 60.0) -> we
     ``handler_cancellation`` is how a client that goes away while it is held, or while its answer is generated, is
     noticed at all: without it aiohttp lets handlers run on.
     """
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout_s)
+    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout_s, keepalive_timeout=IDLE_S)
 
 
 def _inference_handler(inference: Inference, endpoint: str) -> Handler:

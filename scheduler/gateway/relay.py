@@ -14,7 +14,7 @@ from scheduler.gateway.leases import HeldLease
 from scheduler.gateway.metrics import GatewayMetrics
 from scheduler.gateway.scan import Call
 from scheduler.gateway.settings import GatewaySettings
-from scheduler.orchestrator.readiness import Usage
+from scheduler.orchestrator.readiness import Grant, Usage
 from scheduler.ports.clock import Clock
 from scheduler.upstream.errors import EngineLost
 from scheduler.upstream.meter import Tail, Tokens, tokens_in
@@ -55,15 +55,8 @@ class Relay:
 
     async def run(self, job: Job, lease: HeldLease, answer: Answer, spent_s: float) -> web.StreamResponse:
         """Relay one exchange; ``spent_s`` is the gateway's own time before the lease, for the overhead metric."""
-        grant = lease.grant
         started_s = self._clock.monotonic()
-        request = EngineRequest(
-            "POST",
-            job.path,
-            to_engine(job.headers, api_key=grant.api_key, request_id=job.request_id),
-            job.call.spliced(job.body.data, grant.served_model),
-        )
-        async with self._pool.exchange(grant.base_url, request) as exchange:
+        async with self._pool.exchange(lease.grant.base_url, _request(job, lease.grant)) as exchange:
             with CutWatch(lease, exchange, job.endpoint):
                 return await self._exchange(job, lease, answer, exchange, spent_s - started_s)
 
@@ -174,6 +167,11 @@ class Relay:
         for kind, count in counts:
             if count > 0:
                 self._metrics.tokens(job.model, kind, count)
+
+
+def _request(job: Job, grant: Grant) -> EngineRequest:
+    headers = to_engine(job.headers, api_key=grant.api_key, request_id=job.request_id)
+    return EngineRequest("POST", job.path, headers, job.call.spliced(job.body.data, grant.served_model))
 
 
 def may_retry(lost: EngineLost, answer: Answer, *, stream: bool) -> bool:

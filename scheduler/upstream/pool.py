@@ -168,7 +168,7 @@ class Exchange:
     def __init__(self, pool: EnginePool, target: Target, request: EngineRequest) -> None:
         self._pool = pool
         self._target = target
-        self._request = request
+        self._request: EngineRequest | None = request
         self._connection: Connection | None = None
         self._reused = False
         self._reconnects = 0
@@ -191,7 +191,7 @@ class Exchange:
                 raise self._cut
             connection = self._connection or await self._reconnect()
             try:
-                return await connection.head()
+                head = await connection.head()
             except EngineLost as lost:
                 if self._cut is not None:
                     raise self._cut from None
@@ -200,6 +200,9 @@ class Exchange:
                 self._reused = False
                 connection.close()
                 self._connection = None
+            else:
+                self._request = None  # will not be sent again: a large body need not live as long as its stream
+                return head
 
     async def read(self) -> bytes:
         """The next bytes of body; b"" at its end. Raises EngineLost when it was cut."""
@@ -238,6 +241,8 @@ class Exchange:
         return await self._send(await self._pool.connect(self._target))
 
     async def _send(self, connection: Connection) -> Connection:
+        if self._request is None:
+            raise RuntimeError("the request was answered already")
         self._connection = connection
         connection.begin()
         try:

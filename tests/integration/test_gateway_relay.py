@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import statistics
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -82,6 +83,32 @@ async def test_each_chunk_is_passed_on_before_the_next_is_made() -> None:
         assert await client.chunk() == b""
         await client.close()
     assert desk.settled()
+
+
+async def test_a_large_body_does_not_live_as_long_as_its_stream() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        left = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        while left:
+            left -= len(await reader.read(min(left, 1 << 16)))
+        writer.write(SSE_HEAD + framed(chunk("m", "one")))
+        await asyncio.Event().wait()
+
+    body = body_of("m", stream=True, x="A" * (16 << 20))
+    desk = new_desk()
+    async with raw_engine(script) as engine_url, gateway(desk) as url:
+        desk.add("m", engine_url)
+        client = await RawClient.connect(url)
+        tracemalloc.start()
+        try:
+            client.post(CHAT, body)
+            await client.head()
+            await client.chunk()
+            assert tracemalloc.get_traced_memory()[0] < 8 << 20
+            assert tracemalloc.get_traced_memory()[1] > 16 << 20
+        finally:
+            tracemalloc.stop()
+        await client.close()
 
 
 async def test_a_chunk_is_delayed_by_less_than_5_ms() -> None:
