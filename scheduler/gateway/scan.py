@@ -56,6 +56,15 @@ _members = re.compile(rb"(?:" + _WS + _STRING + _WS + rb":" + _WS + _value + _WS
 # A whole member of the outermost object, where its value is not nested too deeply: nearly always.
 _top_member = re.compile(_WS + rb"(" + _STRING + rb")" + _WS + rb":" + _WS + rb"(" + _value + rb")" + _WS).match
 
+# The usual body in one go: one "model", at most one "stream", nothing nested too deeply.
+_usual = re.compile(
+    _WS
+    + rb"\{"
+    + _WS
+    + (rb'(?:(?:"model"' + _WS + rb":" + _WS + rb"(" + _STRING + rb')|"stream"' + _WS + rb":" + _WS + rb"(true)|")
+    + (_STRING + _WS + rb":" + _WS + _value + rb")" + _WS + rb"(?:," + _WS + rb"(?!\})|(?=\})))*+\}" + _WS)
+).fullmatch
+
 _QUOTE, _COMMA, _COLON, _BACKSLASH = b'",:\\'
 _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 _CLOSER = {_OPEN_LIST: _CLOSE_LIST, _OPEN_OBJECT: _CLOSE_OBJECT}
@@ -83,13 +92,22 @@ def scan(body: bytes) -> Call:
     UnknownModel (model_not_found) for a name no model can have.
     """
     _check_utf8(body)
-    scanner = _Scanner(body)
-    start, end, stream = scanner.top_level()
+    start, end, stream = _at_once(body) or _Scanner(body).top_level()
     model = _text(body[start:end])
     if not model or len(model) > MAX_NAME:
         what = "is empty" if not model else f"has {len(model)} characters; names have at most {MAX_NAME}"
         raise UnknownModel(f'The value of "model" {what}.')
     return Call(model, start, end, stream)
+
+
+def _at_once(body: bytes) -> tuple[int, int, bool] | None:
+    """What ``top_level`` would find, three times faster; None for any body that is not plainly the usual one."""
+    if len(body) > _WINDOW or body.count(b'"model"') != 1 or body.count(b'"stream"') > 1 or b"\\u00" in body:
+        return None
+    found = _usual(body)
+    if found is None or found.start(1) < 0:
+        return None
+    return found.start(1), found.end(1), found.start(2) >= 0
 
 
 def _check_utf8(body: bytes) -> None:
