@@ -6,7 +6,7 @@ Nothing in here waits, draws or reads a clock: every method is told what time it
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from scheduler.domain.claims import Footprint, Source
@@ -75,6 +75,12 @@ class Behaviour:
     term_s: float = 0.2  # from TERM to exit; NEVER = it ignores TERM
     children: tuple[Child, ...] = ()
 
+    def __repr__(self) -> str:
+        """Only what differs from the default: property tests print many of these."""
+        plain = _DEFAULTS
+        told = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != plain.get(f.name)]
+        return f"Behaviour({', '.join(told)})"
+
     def failure_of(self, attempt: int) -> StartFailure | None:
         """What goes wrong with start number ``attempt`` (from 0); None = nothing."""
         return self.start_failures[attempt] if attempt < len(self.start_failures) else self.fails_always
@@ -91,6 +97,9 @@ class Behaviour:
             weights_bytes=self.awake_bytes,
             source=Source.ESTIMATED if guess is not None else Source.DECLARED,
         )
+
+
+_DEFAULTS = {f.name: getattr(Behaviour(), f.name) for f in fields(Behaviour)}
 
 
 class Stage(StrEnum):

@@ -69,6 +69,7 @@ class Plain(PlainMachine):
         self.transitions: list[fx.Journal] = []
         self.told: list[fx.Tell] = []
         self.store_down = False
+        self.broken = False  # an invariant was broken: nothing that follows means anything
         self.events = 0
         self._instant = (-1.0, 0)
         self._boot()
@@ -310,12 +311,14 @@ class Plain(PlainMachine):
         at, count = self._instant
         self._instant = (self.now_s, count + 1 if at == self.now_s else 1)
         if self.events > MOST_EVENTS or self._instant[1] > MOST_AT_ONCE + 4 * len(self.clients):
+            self.broken = True
             raise AssertionError(f"too many events, the last one {event}: {self.picture()}")
-        effects = reduce(self.state, event, EPOCH_S + self.now_s)
-        self.watch.effects(effects)
         try:
+            effects = reduce(self.state, event, EPOCH_S + self.now_s)
+            self.watch.effects(effects)
             self.watch.observe(event, self.state)
-        except InvariantViolated as error:
+        except (InvariantViolated, AssertionError) as error:
+            self.broken = True
             raise AssertionError(f"{error}\n{self.picture()}") from error
         refused = self._refuse_rows(effects)
         for effect in effects:

@@ -291,7 +291,11 @@ def test_what_died_while_nobody_looked_is_found_out() -> None:
 def test_a_restart_at_any_moment_settles(at_s: float) -> None:
     world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB), b=Behaviour(awake_bytes=16 * GIB))
     world.ask("a")
-    world.later(10.0, lambda: None if world.ask("b") else None)
+
+    def ask_b() -> None:
+        world.ask("b")
+
+    world.later(10.0, ask_b)
     world.run(at_s)
     world.restart()
     for model in "ab":
