@@ -41,20 +41,20 @@ def run(args: argparse.Namespace) -> int:
 
 async def _play(folder: Path, *, keep: bool, as_json: bool) -> int:
     clock = SystemClock()
-    begun = asyncio.get_running_loop().time()
+    begun = clock.monotonic()
     tally = Tally()
-    teller = Witness("", begun, quiet=as_json)
+    teller = Witness("", clock, begun, quiet=as_json)
     teller.say("looking for the model file (250 MB, put together once and kept in the cache)")
     model = await asyncio.to_thread(demo_model, lambda text: teller.say(f"... {text}"))
     house = make_house(folder, model)
-    witness = Witness(house.url, begun, quiet=as_json)
+    witness = Witness(house.url, clock, begun, quiet=as_json)
     scope = TaskScope("demo")
     left_running = False
     try:
         witness.say(f"starting the daemon on {house.url}; its configuration is {house.config}")
         witness.say(f"serving after {await house.start():.1f} s; three models, none running, a budget for one or two of them")
         scope.spawn(witness.run(), "witness")
-        script = _Script(house, witness, Client(house.url, tally), clock)
+        script = _Script(house, witness, Client(house.url, tally))
         same = await script.play()
         await witness.look()
         problems = _problems(tally, witness, same)
@@ -73,11 +73,10 @@ async def _play(folder: Path, *, keep: bool, as_json: bool) -> int:
 class _Script:
     """What happens, in order."""
 
-    def __init__(self, house: House, witness: Witness, client: Client, clock: SystemClock) -> None:
+    def __init__(self, house: House, witness: Witness, client: Client) -> None:
         self._house = house
         self._witness = witness
         self._client = client
-        self._clock = clock
 
     def _title(self, text: str) -> None:
         self._witness.say("")
@@ -108,7 +107,7 @@ class _Script:
 
     async def _table(self) -> None:
         await self._witness.look()
-        self._witness.show(self._clock.wall())
+        self._witness.show()
 
     async def _kill_and_return(self) -> bool:
         """kill -9 of the daemon; the next one must find the engines warm and start nothing."""

@@ -9,6 +9,7 @@ import aiohttp
 
 from scheduler.cli.render.facts import View
 from scheduler.cli.render.status import render_status
+from scheduler.ports.clock import Clock
 
 EVERY_S = 0.4
 SHOWN = frozenset(
@@ -32,8 +33,9 @@ class Seen:
 class Witness:
     """See the module. Survives the daemon: while it is away, it just sees nothing."""
 
-    def __init__(self, url: str, begun_s: float, *, quiet: bool) -> None:
+    def __init__(self, url: str, clock: Clock, begun_s: float, *, quiet: bool) -> None:
         self._url = f"{url}/control/v1"
+        self._clock = clock
         self._begun_s = begun_s
         self._quiet = quiet
         self._after = 0
@@ -41,16 +43,16 @@ class Witness:
         self.status: dict[str, Any] | None = None
 
     def say(self, text: str) -> None:
-        """A line with the time since the demo began."""
+        """A line with the time since the demo began; from any thread."""
         if not self._quiet:
-            at = asyncio.get_running_loop().time() - self._begun_s
+            at = self._clock.monotonic() - self._begun_s
             sys.stdout.write(f"{at:6.1f}s  {text}\n")
             sys.stdout.flush()
 
-    def show(self, wall: float) -> None:
+    def show(self) -> None:
         """The status table as it stands."""
         if self.status is not None and not self._quiet:
-            lines = render_status(self.status, "demo", View(now=wall, columns=100))
+            lines = render_status(self.status, "demo", View(now=self._clock.wall(), columns=100))
             sys.stdout.write("".join(f"         | {line}\n" for line in lines))
             sys.stdout.flush()
 
