@@ -131,7 +131,7 @@ class Relay:
         if head.ends_by_close and media_type(head.headers) == "application/json" and not body.rstrip().endswith((b"}", b"]")):
             raise EngineLost("the engine closed the connection in the middle of its answer", answered=True)
         # The engine is done: a client that reads slowly does not keep the seat.
-        outcome = Outcome.ENGINE_ERROR if head.status >= 500 else Outcome.OK
+        outcome = _outcome(head.status)
         self._account(job, lease, outcome, _usage(job.endpoint, head.status, _tokens_of(body)))
         if answer.begun:
             answer.status = head.status if head.status >= 400 else 502
@@ -151,7 +151,7 @@ class Relay:
         while data := await exchange.read():
             last = data
             await answer.write(data)
-        outcome = Outcome.ENGINE_ERROR if head.status >= 500 else Outcome.OK
+        outcome = _outcome(head.status)
         exchange.close()
         self._account(job, lease, outcome, _usage(job.endpoint, head.status, tokens_in(last or parts[-1])))
         return await answer.end()
@@ -181,6 +181,11 @@ def may_retry(lost: EngineLost, answer: Answer, *, stream: bool) -> bool:
     that broke off half-way cost the engine its full time; the client decides whether to ask again (502).
     """
     return not answer.relaying and not lost.cut and (stream or lost.aborted or not lost.answered)
+
+
+def _outcome(status: int) -> Outcome:
+    """Whether an engine's own answer speaks against the engine; 501 only says that it lacks the ability."""
+    return Outcome.ENGINE_ERROR if status >= 500 and status != 501 else Outcome.OK
 
 
 def told(job: Job, lost: EngineLost) -> EngineLost:
