@@ -101,10 +101,17 @@ def make_house(folder: Path, model_file: Path) -> House:
             f"  {name}:",
             "    engine: llamacpp",
             f"    model: {json.dumps(str(model_file))}",
-            f'    args: ["-c", "{context}", "-np", "1", "-t", "{max(1, (os.cpu_count() or 2) // 2)}"]',
+            f"    args: {json.dumps(_flags(name, context))}",
         ]
     house.config.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return house
+
+
+def _flags(name: str, context: int) -> list[str]:
+    """llama-server's own flags; the first model answers /v1/embeddings too."""
+    threads = max(1, (os.cpu_count() or 2) // 2)
+    embeddings = ["--embeddings", "--pooling", "mean"] if name == next(iter(MODELS)) else []
+    return ["-c", str(context), "-np", "1", "-t", str(threads), *embeddings]
 
 
 def _free_port() -> int:

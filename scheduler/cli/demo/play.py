@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     except HotseatError as error:
         sys.stderr.write(f"hotseat demo: {error.message}\n" + (f"  fix: {error.fix}\n" if error.fix else ""))
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         sys.stderr.write("hotseat demo: interrupted; its engines were stopped\n")
         return 130
     finally:
@@ -40,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _play(folder: Path, *, keep: bool, as_json: bool) -> int:
+    me = asyncio.current_task()
+    if me is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
     clock = SystemClock()
     begun = clock.monotonic()
     tally = Tally()

@@ -44,17 +44,22 @@ class Witness:
 
     def say(self, text: str) -> None:
         """A line with the time since the demo began; from any thread."""
-        if not self._quiet:
-            at = self._clock.monotonic() - self._begun_s
-            sys.stdout.write(f"{at:6.1f}s  {text}\n")
-            sys.stdout.flush()
+        self._write(f"{self._clock.monotonic() - self._begun_s:6.1f}s  {text}\n")
 
     def show(self) -> None:
         """The status table as it stands."""
         if self.status is not None and not self._quiet:
             lines = render_status(self.status, "demo", View(now=self._clock.wall(), columns=100))
-            sys.stdout.write("".join(f"         | {line}\n" for line in lines))
+            self._write("".join(f"         | {line}\n" for line in lines))
+
+    def _write(self, text: str) -> None:
+        if self._quiet:
+            return
+        try:
+            sys.stdout.write(text)
             sys.stdout.flush()
+        except OSError:  # the reader went away (`| head`): what was started must be ended all the same
+            self._quiet = True
 
     async def run(self) -> None:
         """For ever."""
