@@ -1,6 +1,6 @@
 """What llama.cpp says before it ends. Rows stand in order: causes before their consequences.
 
-Each line was produced with the real server; tests/unit/test_llamacpp_exits.py holds them, tests/conformance makes them anew.
+Each line was produced with the real server; tests/data/llamacpp holds the logs, tests/conformance makes some of them anew.
 """
 
 from adapters.engines.exits import Pattern, pattern
@@ -31,6 +31,12 @@ TABLE: tuple[Pattern, ...] = (
         Code.UNKNOWN_FLAG, r"^error: --model is required|^error: invalid value for", "its arguments are not complete", "correct `args`"
     ),
     pattern(
+        Code.PORT_TAKEN,
+        r"couldn't bind HTTP server socket.*port: (?P<port>\d+)",
+        "somebody else listens on port {port}",
+        "nothing: the next start takes another port",
+    ),
+    pattern(
         Code.MODEL_MISSING,
         r"failed to open GGUF file '(?P<file>[^']*)' \(No such file or directory\)|"
         r"failed to open (?P<old>\S+): No such file or directory",
@@ -54,6 +60,12 @@ TABLE: tuple[Pattern, ...] = (
         r"data is not within the file bounds|model is corrupted or incomplete",
         "the model file is cut: its tensors reach past its end",
         "fetch it again and compare its size and checksum",
+    ),
+    pattern(
+        Code.MODEL_UNREADABLE,
+        r"this GGUF file is version (?P<version>\d+) but",
+        "the model file has GGUF version {version}, which this llama.cpp cannot read",
+        "use a newer llama-server (engines.llamacpp.command), or fetch the file again",
     ),
     pattern(
         Code.MODEL_UNREADABLE,

@@ -19,13 +19,13 @@ from adapters.engines.gguf import Header
 from adapters.engines.llamacpp_flags import CACHE_TYPES, Sizing
 from scheduler.domain.units import KIB, MIB
 
-#: Code, interpreter, threads, HTTP buffers, allocator slack: 36 MiB of our launcher, 13 MiB of llama-server.
-PROCESS_BYTES = 48 * MIB
+#: Code, interpreter, threads, HTTP buffers: with a model of half a MiB the wheel holds 21 MiB, llama-server 13 MiB.
+PROCESS_BYTES = 32 * MIB
 ENTRY_BYTES = 200
 #: Sampling of one slot: logits and candidates of every token of the vocabulary.
 SLOT_BYTES_PER_TOKEN = 16
 SLOT_BYTES = 256 * KIB
-#: What estimates are raised by: 20 configurations were between 4 % below and 8 % above without it.
+#: What the sum is raised by, for allocator slack and request buffers; benchmarks/llamacpp_footprint.py shows the distance.
 SAFETY = 1.08
 CELL_PADDING = 256
 UNLIMITED_CACHE_MIB = 8192
@@ -81,7 +81,7 @@ class Layer:
 
 def measure(header: Header, weights_bytes: int, sizing: Sizing, extra_bytes: int = 0) -> Parts:
     """The parts of a model whose files have ``weights_bytes``; ``extra_bytes`` = draft model, projector, adapters."""
-    layers = read_layers(header)
+    layers = read_layers(header) if _is_causal(header) else []
     cells, window_cells = _cells(header, sizing)
     window = header.number("attention.sliding_window")
     cache_mib = UNLIMITED_CACHE_MIB if sizing.cache_ram_mib < 0 else sizing.cache_ram_mib
@@ -160,6 +160,11 @@ def _is_windowed(header: Header, index: int) -> bool:
     return index % period < period - 1
 
 
+def _is_causal(header: Header) -> bool:
+    """Encoders (BERT and its kin) see a text at once: no KV cache, no logits."""
+    return header.scalars.get(f"{header.architecture}.attention.causal", True) is not False
+
+
 def _state_bytes(header: Header) -> int:
     """Bytes of one recurrent layer's state for one sequence (always 32-bit floats); 0 = no such layers."""
     inner, state = header.number("ssm.inner_size"), header.number("ssm.state_size")
@@ -200,8 +205,8 @@ def _compute(header: Header, sizing: Sizing) -> int:
     if not sizing.flash:
         total += ubatch * 4 * cells * (_heads(header) + 1)
     vocabulary = _vocabulary(header)
-    if sizing.pooled:
-        total += ubatch * 4 * vocabulary
+    if sizing.pooled and _is_causal(header):
+        total += 2 * ubatch * 4 * vocabulary  # logits of all positions, once computed and once as output
     return total + sizing.slots * (SLOT_BYTES + vocabulary * SLOT_BYTES_PER_TOKEN)
 
 
