@@ -110,7 +110,7 @@ def make_house(folder: Path, model_file: Path) -> House:
 def _flags(name: str, context: int) -> list[str]:
     """llama-server's own flags; the first model answers /v1/embeddings too."""
     threads = max(1, (os.cpu_count() or 2) // 2)
-    embeddings = ["--embeddings", "--pooling", "mean"] if name == next(iter(MODELS)) else []
+    embeddings = ["--embeddings", "--pooling", "mean", "-b", "128", "-ub", "128"] if name == next(iter(MODELS)) else []
     return ["-c", str(context), "-np", "1", "-t", str(threads), *embeddings]
 
 
