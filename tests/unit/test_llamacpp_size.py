@@ -145,7 +145,7 @@ BASE = {"block_count": 4, "embedding_length": 64, "attention__head_count": 4}
         ("glm4moe", {"nextn_predict_layers": 1}, [FULL] * 3),
         (
             "deepseek2",
-            {"attention__head_count_kv": 1, "attention__key_length": 576, "attention__value_length": 512},
+            {"attention__head_count_kv": 1, "attention__key_length": 9, "attention__value_length": 8},
             [(9, 8, False, 0)] * 4,
         ),
         (
