@@ -103,6 +103,8 @@ def _drain_deadline(ctx: Context, instance: Instance) -> None:
     """
     move = ctx.state.move_of(instance.id)
     if moves.is_forced(ctx, move, instance.id):
+        if not ctx.state.busy(instance.id):  # nothing is left to cut: it only waits for a neighbour's start
+            ctx.set_deadline(instance.id, None)
         return
     leases = tuple(sorted(ctx.state.live_of(instance.id).leases))
     running = len(leases)

@@ -172,17 +172,30 @@ def _check_alone(state: State, iid: InstanceId) -> Iterable[str]:
 def _check_claims(before: Before, state: State, grown: set[InstanceId]) -> Iterable[str]:
     """I1: beside an admitted grow, a claim rises to what was measured, or into room that is there; never further."""
     for instance in state.instances.values():
-        old = before.instances.get(instance.id)
-        if instance.id in grown or old is None:
+        if instance.id in grown or instance.id not in before.instances:
             continue
-        measured = state.measured_of(instance.id)
         for device, claimed in instance.claim.device_bytes.items():
-            if claimed <= max(old.claim.on(device), measured.get(device, 0)):
-                continue
-            sample = state.samples.get(device)
-            foreign = sample.foreign_bytes if sample is not None else 0
-            if state.claimed_on(device) + foreign > state.devices[device].usable_bytes:
+            if (
+                claimed > _forced_claim(before, state, instance, device)
+                and _by_choice(before, state, device) > state.devices[device].usable_bytes
+            ):
                 yield f"I1: the claim of {instance.id} on {device} rises to {claimed} without room and without a measurement"
+
+
+def _forced_claim(before: Before, state: State, instance: Instance, device: DeviceId) -> int:
+    old = before.instances.get(instance.id)
+    return max(old.claim.on(device) if old is not None else 0, state.measured_of(instance.id).get(device, 0))
+
+
+def _by_choice(before: Before, state: State, device: DeviceId) -> int:
+    """Bytes on a device without what this very step only raised because it was measured."""
+    sample = state.samples.get(device)
+    total = sample.foreign_bytes if sample is not None else 0
+    for instance in state.instances.values():
+        old, claimed = before.instances.get(instance.id), instance.claim.on(device)
+        measured = old is not None and old.claim.on(device) < claimed <= _forced_claim(before, state, instance, device)
+        total += old.claim.on(device) if measured and old is not None else claimed
+    return total
 
 
 def _check_transition(before: Before, effect: Journal, state: State) -> Iterable[str]:

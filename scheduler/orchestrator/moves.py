@@ -21,7 +21,7 @@ from scheduler.orchestrator import lifecycle
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CutLeases, FinishAction, Measure, SaveMove, Stop
 from scheduler.orchestrator.state import FORCE_GRACE_S
-from scheduler.orchestrator.view import picture, restless, target
+from scheduler.orchestrator.view import grows_beside, picture, restless, target
 from scheduler.planner.feasible import admits_growth, gap_on
 
 #: How long a grow waits for measured room after all shrinks are through, before the move is given up with an alarm.
@@ -122,6 +122,8 @@ def _shrink(ctx: Context, move: Move, step: Step) -> bool:
         case Phase.ASLEEP:
             if step.goal.phase is Phase.ASLEEP:
                 return True
+            if grows_beside(ctx.state, instance):
+                return False
             lifecycle.stop_now(ctx, instance.id, move.reason, move.cause)
             return False
         case Phase.AWAKE:
@@ -129,7 +131,8 @@ def _shrink(ctx: Context, move: Move, step: Step) -> bool:
             return _shrink(ctx, move, step)
         case Phase.DRAINING:
             if not ctx.state.busy(instance.id):
-                lifecycle.leave(ctx, instance.id, move.reason)
+                if not grows_beside(ctx.state, instance):  # a start that was adopted after a restart belongs to no move
+                    lifecycle.leave(ctx, instance.id, move.reason)
             elif is_forced(ctx, move, instance.id) and instance.deadline_s is not None and ctx.now_s >= instance.deadline_s:
                 _force(ctx, instance.id, move)
             return False

@@ -97,6 +97,12 @@ def restless(instance: Instance) -> bool:
     return phase in GROWING_PHASES or phase in SHRINKING_PHASES
 
 
+def grows_beside(state: State, instance: Instance) -> bool:
+    """Whether somebody else takes memory on its devices, or may be doing so: what it gives back would mislead the other."""
+    others = (i for i in state.instances.values() if i.id != instance.id and set(i.devices) & set(instance.devices))
+    return any((i.before if i.phase is Phase.UNKNOWN else i.phase) in GROWING_PHASES for i in others)
+
+
 def last_used(state: State, instance: Instance) -> float:
     """When it last served, or became what it is."""
     used = state.facts_of(instance.model).last_used_s

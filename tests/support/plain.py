@@ -168,7 +168,8 @@ class Plain(PlainMachine):
     def mend_store(self) -> None:
         """Rows are taken again."""
         self.store_down = False
-        self.play(ev.StoreRecovered(at_s=self.now_s))
+        self.later(0.0, lambda: self.play(ev.StoreRecovered(at_s=self.now_s)))  # behind the failures that are on their way
+        self.run(0.0)
 
     def restart(self) -> None:
         """A new daemon finds the rows of the old one: everything that only lived in memory is gone."""

@@ -36,7 +36,7 @@ class PlainMachine:
         self.did: list[tuple[float, str, str]] = []  # (when, what, model): Launch, Sleep, Wake, Stop, Kill
         self.procs: dict[InstanceId, Proc] = {}
         self.foreign: dict[DeviceId, int] = {}
-        self.lagging: list[tuple[float, DeviceId, int, InstanceId]] = []
+        self.lagging: list[tuple[float, DeviceId, int, LaunchId]] = []  # (free at, where, bytes, whose)
         self.overflows: list[str] = []
         self.unreadable: set[DeviceId] = set()
         self.sample_takes_s = 0.0
@@ -222,7 +222,7 @@ class PlainMachine:
         for where in proc.devices:
             before = proc.shown.get(where, 0)
             if held < before and lag > 0:
-                self.lagging.append((self.now_s + lag, where, before - held, iid))
+                self.lagging.append((self.now_s + lag, where, before - held, proc.launch))
             proc.shown[where] = held
             info = next(i for i in self.infos if i.id == where)
             if held > before and self.used(where) > info.capacity_bytes:
@@ -265,7 +265,7 @@ class PlainMachine:
         for instance in self.state.with_process():
             if info.id in instance.devices:
                 proc = self.procs.get(instance.id)
-                late = sum(b for _, d, b, who in self.lagging if proc is not None and d == info.id and who == instance.id)
+                late = sum(b for _, d, b, who in self.lagging if proc is not None and d == info.id and who == proc.launch)
                 own[Holder(instance.id)] = late + (proc.shown.get(info.id, 0) if proc is not None else 0)
         return DeviceSample(
             device=info.id,
