@@ -6,14 +6,20 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 START_S = 60.0
+#: Between two looks at a status that somebody waits for.
+LOOK_S = 0.03
 MIB = 1 << 20
+
+
+def _environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("HOTSEAT_")}
 
 
 class RealDaemon:
@@ -45,9 +51,8 @@ class RealDaemon:
         """Start it and wait until it says where it listens."""
         self.write_config()
         command = [sys.executable, "-P", "-m", "scheduler.cli.main", "serve", "--config", str(self.config)]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("HOTSEAT_")}
         with (self.folder / "daemon.out").open("ab") as sink:
-            self.process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=sink, env=environment)
+            self.process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=sink, env=_environment())
         assert self.process.stdout is not None
         async with asyncio.timeout(START_S):
             line = (await self.process.stdout.readline()).decode()
@@ -70,11 +75,30 @@ class RealDaemon:
         """Stop every engine, then the daemon; afterwards nothing with its token may live."""
         if self.process is None or self.process.returncode is not None:
             return
-        for model in self.models:
-            await self.act("stop", model, now=True)
+        await asyncio.gather(*(self.act("stop", model, now=True) for model in self.models))
+        await self.terminate()
+
+    async def terminate(self) -> int:
+        """TERM, as `systemctl stop` sends it: engines stay. Returns the exit code."""
+        assert self.process is not None
         self.process.terminate()
         async with asyncio.timeout(START_S):
-            await self.process.wait()
+            return await self.process.wait()
+
+    async def cli(self, *words: str) -> tuple[int, str, str]:
+        """`hotseat WORDS` as a person would type it: exit code, standard output, standard error."""
+        environment = {**_environment(), "HOTSEAT_STATE_DIR": str(self.state_dir), "COLUMNS": "100"}
+        command = [sys.executable, "-P", "-m", "scheduler.cli.main", *words]
+        pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(*command, stdin=nothing, stdout=pipe, stderr=pipe, env=environment)
+        try:
+            async with asyncio.timeout(START_S):
+                out, err = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            out, err = await process.communicate()
+            raise AssertionError(f"hotseat {' '.join(words)} does not end: {out.decode()!r} {err.decode()!r}") from None
+        return process.returncode or 0, out.decode(), err.decode()
 
     # --- talking to it ----------------------------------------------------------------------------------------------
 
@@ -115,14 +139,22 @@ class RealDaemon:
         items: list[dict[str, Any]] = (await self.get("/control/v1/events?after=0&limit=1000"))["items"]
         return [e for e in items if (not kind or e["kind"] == kind) and (not subject or e["subject"] == subject)]
 
-    async def until(self, model: str, *phases: str, within_s: float = 60.0) -> dict[str, Any]:
-        """Wait until a model is in one of ``phases``; the event feed wakes us, so nothing is missed for long."""
-        async with asyncio.timeout(within_s):
-            while True:
-                found = await self.model(model)
-                if found["phase"] in phases:
-                    return found
-                await asyncio.sleep(0.05)
+    async def until(self, model: str, *phases: str, within_s: float = 30.0) -> dict[str, Any]:
+        """Wait until a model is in one of ``phases``."""
+        return await self.until_model(model, lambda found: found["phase"] in phases, within_s=within_s)
+
+    async def until_model(self, model: str, holds: Callable[[dict[str, Any]], bool], *, within_s: float = 30.0) -> dict[str, Any]:
+        """Wait until something holds of a model's status, which is looked at again and again."""
+        found: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    found = await self.model(model)
+                    if holds(found):
+                        return found
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise AssertionError(f"after {within_s:g} s still {found}\n{self.output()}") from None
 
     def processes(self) -> Sequence[int]:
         """Every live process on this machine that was started by a daemon over this state directory, or below one."""

@@ -1,0 +1,214 @@
+"""The daemon dies, engines do not: what the next daemon finds, keeps, ends and never starts twice.
+
+Engines are held where the story wants them with SIGSTOP, so that nothing depends on how long a restart takes.
+"""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.behaviour import Child
+from tests.support.fake_knobs import Speech
+from tests.support.house import House, alive, events_of, fake, house, sleeper, until
+from tests.support.real import MIB
+
+THREE = {"cpu0": 128 * MIB, "cpu1": 128 * MIB, "cpu2": 128 * MIB}
+SEAT = {"cpu0": 256 * MIB}
+BIG = 120
+
+
+def deadline(daemon: House, model: str) -> float:
+    """The end of the present start, monotonic seconds, as the journal has it."""
+    [row] = daemon.rows("SELECT launch_deadline_s FROM instances WHERE model = ?", model)
+    found: float = row["launch_deadline_s"]
+    return found
+
+
+async def leader(daemon: House, model: str) -> int:
+    """Process id of an engine that is just being started, as soon as it has one."""
+    found = await daemon.until_model(model, lambda m: bool(m["instances"]) and m["instances"][0]["pid"] is not None)
+    pid: int = found["instances"][0]["pid"]
+    return pid
+
+
+async def test_one_awake_one_launching_one_stopping(tmp_path: Path) -> None:
+    orphan = Child(outlives=True, ignores_term=True, keeps_token=False)
+    models = (
+        fake("awake", device="cpu0")
+        | fake("launching", device="cpu1", knobs={"start_s": 1.0, "listens_early": False}, start_timeout="5m")
+        | fake("stopping", device="cpu2", knobs={"children": (orphan,)})
+    )
+    async with house(tmp_path, models, THREE) as daemon:
+        assert [status for status, _ in await asyncio.gather(daemon.chat("awake"), daemon.chat("stopping"))] == [200, 200]
+        pids = {name: await daemon.pid(name) for name in ("awake", "stopping")}
+        [child] = await daemon.children("stopping")
+        asking = asyncio.create_task(daemon.chat("launching"))
+        pids["launching"] = await leader(daemon, "launching")
+        os.kill(pids["launching"], signal.SIGSTOP)
+        await daemon.act("stop", "stopping", wait_s=0)
+        await until(lambda: not alive(pids["stopping"]))  # its child ignores TERM, and bears no token
+        before = deadline(daemon, "launching")
+
+        await daemon.kill()
+        await asyncio.wait([asking])
+        assert isinstance(asking.exception(), aiohttp.ClientError)
+        await daemon.start()
+
+        awake = await daemon.until("awake", "awake")
+        assert awake["instances"][0]["pid"] == pids["awake"]
+        launching = await daemon.until("launching", "launching")
+        assert launching["instances"][0]["pid"] == pids["launching"]
+        assert deadline(daemon, "launching") == before
+        stopping = await daemon.model("stopping")
+        assert stopping["phase"] == "stopping"
+        assert stopping["claimed_bytes"] > 0
+        assert alive(child)
+        os.kill(pids["launching"], signal.SIGCONT)
+        await daemon.until("launching", "awake")
+        for name in ("awake", "launching"):
+            assert (await daemon.chat(name))[0] == 200
+            assert await daemon.pid(name) == pids[name]
+            assert len(daemon.launches(name)) == 1
+        assert await daemon.told(1, "adopted") == [("adopted", "awake")]
+        await daemon.until("stopping", "stopped")
+        assert not alive(child)
+        await daemon.check_books()
+        assert (await daemon.chat("stopping"))[0] == 200
+        [child] = await daemon.children("stopping")
+        os.kill(child, signal.SIGKILL)  # else the end of this test takes as long again
+
+
+async def test_requests_that_were_held_die_with_the_daemon_and_start_nothing_afterwards(tmp_path: Path) -> None:
+    models = fake("a", mib=BIG, speech=Speech(tokens=1000, token_s=0.05)) | fake("b", mib=BIG) | fake("c", device="cpu1")
+    devices = {**SEAT, "cpu1": 128 * MIB}
+    async with house(tmp_path, models, devices) as daemon:
+        streaming = asyncio.create_task(daemon.chat("a", stream=True, max_tokens=1000))
+        await daemon.until_model("a", lambda a: a["active"] == 1)
+        held = [asyncio.create_task(daemon.chat(name)) for name in "bbbcc"]
+        pid = await leader(daemon, "c")
+        os.kill(pid, signal.SIGSTOP)
+        await daemon.until_model("b", lambda b: b["held"] == 3)
+
+        await daemon.kill()
+        await asyncio.wait([streaming, *held])
+        assert all(isinstance(task.exception(), aiohttp.ClientError) for task in [streaming, *held])
+        os.kill(pid, signal.SIGCONT)
+        await daemon.start()
+
+        await daemon.until("a", "awake")
+        await daemon.until("c", "awake")
+        assert daemon.launches("b") == []
+        assert daemon.rows("SELECT id FROM moves WHERE state = 'open'") == []
+        assert [len(daemon.launches(name)) for name in "ac"] == [1, 1]
+        await daemon.tell("a", token_s=0.0)
+        assert [status for status, _ in await asyncio.gather(*(daemon.chat(name) for name in "abc"))] == [200] * 3
+        assert len(daemon.launches("b")) == 1
+
+
+async def test_an_orderly_end_keeps_engines_and_ends_requests(tmp_path: Path) -> None:
+    models = fake("a", mib=BIG, speech=Speech(tokens=20, token_s=0.05)) | fake("b", mib=BIG)
+    async with house(tmp_path, models, SEAT) as daemon:
+        streaming = asyncio.create_task(daemon.chat("a", stream=True, max_tokens=20))
+        await daemon.until_model("a", lambda a: a["active"] == 1)
+        held = asyncio.create_task(daemon.chat("b"))
+        await daemon.until_model("b", lambda b: b["held"] == 1)
+        pid = await daemon.pid("a")
+
+        assert await daemon.terminate() == 0
+        assert events_of((await streaming)[1])[-1] == "[DONE]"
+        status, text = await held
+        assert (status, "model_starting" in text) == (503, True)
+        assert alive(pid)
+        await daemon.start()
+
+        await daemon.until("a", "awake")
+        assert (await daemon.chat("a"))[0] == 200
+        assert await daemon.pid("a") == pid
+        assert len(daemon.launches("a")) == 1
+
+
+async def test_engines_end_with_the_daemon_when_the_operator_wants_so(tmp_path: Path) -> None:
+    async with house(
+        tmp_path, fake("a") | fake("b", knobs={"children": (Child(keeps_token=False),)}), SEAT, gateway={"on_exit": "stop"}
+    ) as daemon:
+        assert [status for status, _ in await asyncio.gather(daemon.chat("a"), daemon.chat("b"))] == [200, 200]
+        assert len(daemon.engine_processes()) == 3
+        assert await daemon.terminate() == 0
+        assert daemon.engine_processes() == set()
+        await daemon.start()
+        assert {m["phase"] for m in (await daemon.status())["models"]} == {"stopped"}
+        assert await daemon.events("adopted") == []
+
+
+async def test_a_sleeper_is_adopted_asleep_and_wakes(tmp_path: Path) -> None:
+    async with house(tmp_path, sleeper("a", mib=60), SEAT) as daemon:
+        assert (await daemon.chat("a"))[0] == 200
+        assert (await daemon.act("sleep", "a"))["state"] == "done"
+        asleep = await daemon.until("a", "asleep")
+        pid = asleep["instances"][0]["pid"]
+        await daemon.kill()
+        await daemon.start()
+        found = await daemon.until("a", "asleep")
+        assert (found["level"], found["instances"][0]["pid"]) == (1, pid)
+        assert found["claimed_bytes"] < 60 * MIB
+        assert (await daemon.chat("a"))[0] == 200
+        assert await daemon.pid("a") == pid
+        assert len(daemon.launches("a")) == 1
+
+
+async def test_an_engine_that_died_with_the_daemon_is_started_afresh(tmp_path: Path) -> None:
+    """Its row says awake, its process is gone, and so may be its number: nothing is adopted that is not ours."""
+    async with house(tmp_path, fake("a") | fake("b"), SEAT) as daemon:
+        assert [status for status, _ in await asyncio.gather(daemon.chat("a"), daemon.chat("b"))] == [200, 200]
+        pids = {name: await daemon.pid(name) for name in "ab"}
+        await daemon.kill()
+        os.kill(pids["a"], signal.SIGKILL)
+        await daemon.start()
+        assert [status for status, _ in await asyncio.gather(daemon.chat("a"), daemon.chat("b"))] == [200, 200]
+        assert await daemon.pid("a") != pids["a"]
+        assert await daemon.pid("b") == pids["b"]
+        assert [len(daemon.launches(name)) for name in "ab"] == [2, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(330)
+@pytest.mark.parametrize("seed", range(3))
+async def test_killed_again_and_again_under_load(tmp_path: Path, seed: int) -> None:
+    """Twelve times kill -9 at an arbitrary moment while clients ask for three models of which one fits."""
+    models: dict[str, Any] = {}
+    for number, name in enumerate("abc"):
+        children = (Child(outlives=True, ignores_term=True, keeps_token=False),) if name == "c" else ()
+        models |= fake(name, mib=BIG, knobs={"start_s": 0.3, "children": children}, speech=Speech(tokens=4, token_s=0.02 * (number + 1)))
+    answered = 0
+
+    async def client(daemon: House, name: str) -> None:
+        nonlocal answered
+        while True:
+            try:
+                status, text = await daemon.chat(name, stream=name == "b")
+                assert status in (200, 502, 503), text
+                answered += status == 200
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.1)  # the daemon is away
+
+    quick: dict[str, Any] = {"defaults": {"min_awake": "0s"}, "gateway": {"turn_factor": 1}}
+    async with house(tmp_path, models, SEAT, within_s=300, **quick) as daemon:
+        clients = [asyncio.create_task(client(daemon, name)) for name in "aabbcc"]
+        for number in range(12):
+            await asyncio.sleep(0.05 + (number * 7919 + seed * 104729) % 1000 / 500)
+            await daemon.kill()
+            await daemon.start()
+        before = answered
+        async with asyncio.timeout(120):
+            while answered < before + 20:
+                await asyncio.sleep(0.1)
+        for task in clients:
+            task.cancel()
+        await asyncio.wait(clients)
+        assert [task for task in clients if not task.cancelled()] == []
+        assert [status for status, _ in [await daemon.chat(name) for name in "abc"]] == [200] * 3
