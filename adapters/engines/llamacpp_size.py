@@ -26,7 +26,7 @@ ENTRY_BYTES = 200
 SLOT_BYTES_PER_TOKEN = 16
 SLOT_BYTES = 256 * KIB
 #: What the sum is raised by, for allocator slack and request buffers; benchmarks/llamacpp_footprint.py shows the distance.
-SAFETY = 1.08
+SAFETY = 1.05
 CELL_PADDING = 256
 UNLIMITED_CACHE_MIB = 8192
 

@@ -21,7 +21,7 @@ from tests.support.fake_knobs import Knobs, knobs_from_json
 
 SCRIPT = Path(__file__).with_name("fake_engine.py")
 #: The interpreter and the loop of the fake itself.
-BASE_BYTES = 16 << 20
+BASE_BYTES = 24 << 20
 _EXIT = re.compile(r"fake-exit (\w+): (.*)")
 _STAGES = {"loading": Answer.STARTING, "awake": Answer.READY, "asleep": Answer.ASLEEP}
 
