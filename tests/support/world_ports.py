@@ -1,4 +1,4 @@
-"""The ports of a daemon onto a :class:`tests.support.world.World`. After ``world.crash()`` they never answer again."""
+"""The ports of a daemon onto a :class:`tests.support.world.World`. After ``world.crash()`` they answer no more."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ VERSION = "1.0-pretended"
 
 
 class Daemon:
-    """One daemon's ports. ``crashed`` ones hang for ever: code of a dead daemon gets no further."""
+    """One daemon's ports. The code of a crashed one gets no further."""
 
     def __init__(self, world: World, kinds: Sequence[str] = ()) -> None:
         self.world = world
@@ -32,9 +32,9 @@ class Daemon:
         world.attach(self)
 
     async def alive(self) -> None:
-        """Go on while this daemon lives; never come back when it is dead."""
+        """Go on while this daemon lives; a dead one's code ends here, as a cancelled task does."""
         if not self.world.is_attached(self):
-            await asyncio.Event().wait()
+            raise asyncio.CancelledError
 
     def read_log(self, path: str) -> Sequence[str]:
         """The lines of an engine's log."""
