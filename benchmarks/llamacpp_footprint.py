@@ -2,15 +2,14 @@
 
 For each configuration a real server is started with the adapter's own command line, asked once, then filled: every slot
 to the end of its context, and a growing conversation on every slot until its checkpoints are complete. The proportional
-set size (PSS) is sampled all the while. Prints a table, and with ``--out`` writes it as JSON.
+set size (PSS) is sampled all the while. Prints a table; ``--record NAME`` keeps it as ``results/NAME.json``.
 
-    python benchmarks/llamacpp_footprint.py                      the demo's model
-    python benchmarks/llamacpp_footprint.py --model FILE.gguf --program PATH/llama-server
+    python -m benchmarks.llamacpp_footprint                      the demo's model
+    python -m benchmarks.llamacpp_footprint --model FILE.gguf --program PATH/llama-server
 """
 
 import argparse
 import asyncio
-import json
 import os
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from adapters.engines.demo_model import demo_model_path
 from adapters.engines.http import post
 from adapters.engines.llamacpp import LlamaCpp, xllamacpp_command
 from adapters.engines.llamacpp_flags import read_sizing
+from benchmarks.common import save_record
 from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.units import MIB
@@ -170,7 +170,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="a .gguf file; default: the demo's model")
     parser.add_argument("--program", nargs="+", help="a llama-server; default: the one in the wheel xllamacpp")
     parser.add_argument("--only", help="just this configuration")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    parser.add_argument("--record", help="keep the figures under this name")
     options = parser.parse_args()
     model = options.model or demo_model_path()
     program = tuple(options.program) if options.program else xllamacpp_command()
@@ -184,9 +184,9 @@ def main() -> int:
             f"{row.estimate_mib:9} {row.above_percent:5}%",
             flush=True,
         )
-    if options.out:
-        document = {"model": model.name, "program": Path(program[-1]).name, "rows": [asdict(row) for row in rows]}
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if options.record:
+        figures = {"model": model.name, "program": Path(program[-1]).name, "rows": [asdict(row) for row in rows]}
+        save_record(options.record, figures, at_s=time.time())
     return 0 if all(0 <= row.above_percent <= 25 for row in rows) else 1
 
 

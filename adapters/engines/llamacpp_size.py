@@ -1,7 +1,8 @@
 """How much memory a llama.cpp server takes on the CPU, from the header of its model file.
 
 The sum of five parts; the figures are from llama.cpp of October 2026 with weights not mapped, and its own log says the
-same for buffers (``load_tensors``, ``llama_kv_cache``, ``sched_reserve``). Measured against it: docs/reference/footprints.md.
+same for buffers (``load_tensors``, ``llama_kv_cache``, ``sched_reserve``). Measured against it: benchmarks/llamacpp_footprint.py,
+figures in docs/explanation/engines.md.
 
 * **weights**: the file. * **vocabulary**: token and merge tables as C++ strings, about 200 bytes an entry.
 * **KV**: exact. All cells are allocated and cleared at load: cells x sum over layers of K and V rows. Layers with a

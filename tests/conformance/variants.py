@@ -22,7 +22,7 @@ from scheduler.domain.placeholders import escape
 from scheduler.ports.engine import Endpoint, Engine, LaunchPlan
 from scheduler.ports.launcher import ExitInfo
 from tests.support.behaviour import Behaviour
-from tests.support.fake_adapter import SCRIPT, FakeEngineAdapter, fake_spec
+from tests.support.fake_adapter import SCRIPT, FakeEngine, fake_spec
 from tests.support.fake_knobs import Knobs, Speech
 
 DEVICE = DeviceId("cpu0")
@@ -111,7 +111,7 @@ def fake_variant() -> Variant:
     spec = fake_spec(NAME, FAKE)
     return Variant(
         name="fake",
-        engine=FakeEngineAdapter(),
+        engine=FakeEngine(),
         spec=spec,
         embedder=spec,
         endless=fake_spec(NAME, ENDLESS),

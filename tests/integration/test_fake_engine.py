@@ -21,7 +21,7 @@ from scheduler.ports.engine import Answer
 from tests.conformance.conftest import until_ready
 from tests.conformance.variants import ENDLESS, FAKE, NAME, Running, Stream, Variant, fake_variant, wait_until
 from tests.support.behaviour import NEVER, Behaviour, Child, StartFailure
-from tests.support.fake_adapter import FakeEngineAdapter, fake_spec, requests_seen, tell
+from tests.support.fake_adapter import FakeEngine, fake_spec, requests_seen, tell
 from tests.support.fake_knobs import Knobs, Speech, knobs_from_json
 
 T = TypeVar("T")
@@ -188,7 +188,7 @@ def test_a_child_can_leave_the_session_and_lose_its_token(tmp_path: Path) -> Non
 
 
 def test_sleep_can_lie_fail_and_hang(tmp_path: Path) -> None:
-    engine = FakeEngineAdapter()
+    engine = FakeEngine()
     variant = behaving(awake_bytes=32 * MIB, sleep_errors=1, sleep_hangs=1, sleep_frees_nothing=True, sleep_says_level=2, wake_errors=1)
     with variant.start(tmp_path) as running:
         until_ready(variant, running)
@@ -206,7 +206,7 @@ def test_sleep_can_lie_fail_and_hang(tmp_path: Path) -> None:
 
 
 def test_requests_to_a_sleeper_are_held_and_not_counted_as_running(tmp_path: Path) -> None:
-    engine = FakeEngineAdapter()
+    engine = FakeEngine()
     variant = with_knobs(Knobs(behaviour=QUICK))
     with variant.start(tmp_path) as running:
         until_ready(variant, running)

@@ -33,7 +33,7 @@ def fake_spec(name: str, knobs: Knobs | None = None, **changes: object) -> Model
     return ModelSpec(**{**spec, **changes})  # type: ignore[arg-type]
 
 
-class FakeEngineAdapter:
+class FakeEngine:
     """Stateless, like every adapter: what the fake does is in its ``--knobs``."""
 
     @property
@@ -145,7 +145,7 @@ async def tell(base_url: str, **speech: object) -> None:
     await post(base_url, "/admin/speech", speech, timeout_s=5.0)
 
 
-async def wait_ready(engine: FakeEngineAdapter, endpoint: Endpoint, within_s: float = 10.0) -> None:
+async def wait_ready(engine: FakeEngine, endpoint: Endpoint, within_s: float = 10.0) -> None:
     """Return when it is ready."""
     async with asyncio.timeout(within_s):
         while (await engine.probe(endpoint, 2.0)).answer is not Answer.READY:

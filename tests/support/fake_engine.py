@@ -73,7 +73,7 @@ class Memory:
         self.size = blocks << 20
 
 
-class FakeEngine:
+class FakeProcess:
     """One run."""
 
     def __init__(self, port: int, model: str, knobs: Knobs, attempt: int) -> None:
@@ -448,7 +448,7 @@ def main() -> int:
         erase_environment()
 
     async def live() -> int:
-        return await FakeEngine(options.port, options.model, knobs, attempt).run()
+        return await FakeProcess(options.port, options.model, knobs, attempt).run()
 
     return asyncio.run(live())
 
