@@ -66,6 +66,38 @@ def test_nothing_of_the_environment_or_the_folder_decides_what_runs(variant: Var
     assert LlamaCpp().explain_exit(ExitInfo(code=1), done.stderr.splitlines()).code is Code.MODEL_MISSING
 
 
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("cut", Code.MODEL_UNREADABLE),
+        ("not_gguf", Code.MODEL_UNREADABLE),
+        ("architecture", Code.UNSUPPORTED_ARCHITECTURE),
+        ("memory", Code.HOST_OOM),
+        ("value", Code.UNKNOWN_FLAG),
+    ],
+)
+def test_faults_are_explained_from_what_it_really_says(variant: Variant, tmp_path: Path, fault: str, code: Code) -> None:
+    """The logs in tests/data/llamacpp are from the same version; this notices when another one speaks differently."""
+    good = Path(variant.spec.model).read_bytes()
+    model = tmp_path / "model.gguf"
+    args: tuple[str, ...] = ("-c", "256", "-np", "1", "-t", "1", "--threads-http", "2")
+    limit = "unlimited"
+    model.write_bytes({"cut": good[:-50_000], "not_gguf": b"GGML" + good[4:]}.get(fault, good))
+    if fault == "architecture":
+        tiny_model(model, architecture="nonesuch")
+    elif fault == "memory":
+        args, limit = ("-c", "9000000", *args[2:]), "900000"  # KV of 2.2 GiB in 0.9 GiB of address space
+    elif fault == "value":
+        args = (*args, "-ctk", "q99")
+    line = variant.engine.command(replace(variant.spec, model=str(model), args=args), LaunchPlan(port=free_port(), devices=(DEVICE,)))
+    shell = ["/bin/sh", "-c", f'ulimit -v {limit}; exec "$@"', "sh", *line.argv]
+    done = subprocess.run(shell, env=dict(line.env), capture_output=True, text=True, timeout=50)
+    reason = LlamaCpp().explain_exit(ExitInfo(code=done.returncode), done.stderr.splitlines())
+    assert reason.code is code
+    assert reason.log_line in done.stderr
+    assert reason.fix
+
+
 def test_a_key_is_asked_for_and_given(variant: Variant, tmp_path: Path) -> None:
     port = free_port()
     line = variant.engine.command(variant.spec, LaunchPlan(port=port, devices=(DEVICE,), api_key="k3y"))
