@@ -75,6 +75,7 @@ def launch(ctx: Context, iid: InstanceId, devices: tuple[DeviceId, ...], reason:
     live.learned_run = live.served = live.inherited = live.slow = live.refused = False
     live.emptied_at_s = live.exit_reason = live.returned_at_s = None
     live.fingerprint = spec.fingerprint()
+    live.launched_at_s = ctx.now_s
     ctx.emit(Launch(instance=iid, launch=launch_id, seq=seq, devices=devices, footprint=facts.footprint))
 
 
@@ -133,7 +134,8 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
     took = event.at_s - live.effect_at_s
     if instance.phase is Phase.LAUNCHING:
         facts.starts += 1
-        facts.learned = facts.learned.with_start(took)
+        if live.launched_at_s is not None:
+            facts.learned = facts.learned.with_start(took)
         ctx.emit(EndLaunch(end=LaunchEnd(launch=event.launch, at=ctx.state.wall, result="ready", duration_s=took)))
     else:
         facts.wakes += 1
@@ -282,6 +284,9 @@ def on_found(ctx: Context, event: Found) -> None:
             stop_now(ctx, instance.id, Reason(Code.WAKE_FAILED, "it could not be woken twice: started afresh"), "retry")
     elif event.state == "launching" and instance.launch_deadline_s is not None:
         ctx.transition(instance.id, ProbedLaunching(at_s=ctx.now_s))
+        if live.launched_at_s is not None:  # the same start goes on: it is timed from its beginning
+            live.effect_at_s = live.launched_at_s
+            ctx.set_since(instance.id, live.launched_at_s)
 
 
 # --- small things -----------------------------------------------------------------------------------------------

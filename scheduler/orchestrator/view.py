@@ -1,7 +1,7 @@
 """The reducer's state as the planner sees it."""
 
 from scheduler.domain.claims import Footprint, Source
-from scheduler.domain.device import DeviceInfo, Health
+from scheduler.domain.device import DeviceInfo, DeviceSample, Health
 from scheduler.domain.ids import DeviceId, ModelName, instance_id
 from scheduler.domain.instance import GOAL_STOPPED, GROWING_PHASES, SHRINKING_PHASES, Instance, Phase, goal_asleep
 from scheduler.domain.learned import GROWTH
@@ -65,8 +65,15 @@ def _allowed(device: DeviceInfo, spec: ModelSpec, kinds: tuple[str, ...]) -> boo
     return not spec.devices.ids or device.id in spec.devices.ids
 
 
+def _evidence(state: State, device: DeviceId) -> DeviceSample | None:
+    """The last sample, if it is fresh and began after the last start or wake on the device was through."""
+    sample = state.fresh_sample(device)
+    ready = max((i.since_s for i in state.instances.values() if i.phase is Phase.AWAKE and device in i.devices), default=0.0)
+    return sample if sample is not None and sample.started_at_s >= ready else None
+
+
 def _device(state: State, info: DeviceInfo) -> DeviceView:
-    sample = state.fresh_sample(info.id)
+    sample = _evidence(state, info.id)
     return DeviceView(
         info=info,
         health=Health.OK if sample is not None else Health.STALE,

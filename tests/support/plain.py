@@ -57,8 +57,10 @@ class Plain(PlainMachine):
         specs: Mapping[str, Mapping[str, object]] | None = None,
         infos: Sequence[DeviceInfo] = (),
         host_limit_bytes: int = 0,
-        **behaviours: Behaviour,
+        behaviours: Mapping[str, Behaviour] | None = None,
+        **more: Behaviour,
     ) -> None:
+        behaviours = {**(behaviours or {}), **more}
         found = list(infos) or [device(name, gib, index=n) for n, (name, gib) in enumerate(devices.items())]
         self.policy = policy or Policy()
         super().__init__(found, behaviours, self.policy.sample_period_s)

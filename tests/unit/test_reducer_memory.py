@@ -307,3 +307,17 @@ def test_a_restart_at_any_moment_settles(at_s: float) -> None:
     for model in "ab":
         assert world.instance(model).phase is not Phase.UNKNOWN
         assert world.instance(model).goal == GOAL_AWAKE or world.phase(model) != "awake"
+
+
+def test_nobody_grows_beside_a_start_that_was_not_measured_since() -> None:
+    """The last sample may be older than the start: it shows a device that was empty then."""
+    shy = Behaviour(awake_bytes=2 * GIB, loading_bytes=12 * GIB, start_s=0.4, free_lag_s=30.0, levels=())
+    world = Plain({"gpu0": 24}, a=shy, b=Behaviour(awake_bytes=20 * GIB, levels=()))
+    world.ask("a")
+    (client,) = world.ask("b")
+    world.run(10)
+    assert not world.overflows
+    assert world.count("Launch", "b") == 0  # what a took while loading is not seen free yet
+    world.settle()
+    assert client.end == "ok"
+    assert not world.overflows
