@@ -107,8 +107,11 @@ def learn(ctx: Context, instance: Instance) -> None:
     most = max((b for d, b in live.measured.items() if d in instance.devices), default=0)
     if instance.phase is Phase.LAUNCHING:
         live.peak_bytes = max(live.peak_bytes, most)
-    elif instance.phase in (Phase.AWAKE, Phase.DRAINING) and measured_since(ctx, instance, instance.since_s) is not None:
-        _learn_awake(ctx, instance, most)
+    elif instance.phase in (Phase.AWAKE, Phase.DRAINING):
+        if measured_since(ctx, instance, instance.since_s) is not None:
+            _learn_awake(ctx, instance, most)
+        elif not live.learned_run:  # taken during the start, and told only now
+            live.peak_bytes = max(live.peak_bytes, most)
     current = ctx.instance(instance.id)
     raised = current.claim.at_least(live.measured)
     if raised is not current.claim and current.has_process:

@@ -68,8 +68,8 @@ def _allowed(device: DeviceInfo, spec: ModelSpec, kinds: tuple[str, ...]) -> boo
 def _evidence(state: State, device: DeviceId) -> DeviceSample | None:
     """The last sample, if it is fresh and began after the last start or wake on the device was through."""
     sample = state.fresh_sample(device)
-    ready = max((i.since_s for i in state.instances.values() if i.phase is Phase.AWAKE and device in i.devices), default=0.0)
-    return sample if sample is not None and sample.started_at_s >= ready else None
+    ready = max((i.since_s for i in state.instances.values() if i.phase is Phase.AWAKE and device in i.devices), default=float("-inf"))
+    return sample if sample is not None and sample.started_at_s > ready else None
 
 
 def _device(state: State, info: DeviceInfo) -> DeviceView:

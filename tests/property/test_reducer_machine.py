@@ -87,6 +87,8 @@ class Anything(RuleBasedStateMachine):
     def begin(self, behaviours: dict[str, Behaviour], fields: dict[str, Any], devices: int, host: int, interrupt: bool) -> None:
         """A machine and four models, of which two have served."""
         names = {f"gpu{n}": 24.0 for n in range(devices)}
+        # a peak that no measurement can see cannot be planned for
+        behaviours = {name: replace(knobs, loading_bytes=0) if knobs.start_s < 0.5 else knobs for name, knobs in behaviours.items()}
         policy = Policy(interrupt=interrupt)
         self.world = Plain(names, policy=policy, specs=fields, host_limit_bytes=host, behaviours=behaviours)
         self.pressed = any(knobs.estimate().launch_bytes() < max(knobs.loading_bytes, knobs.awake_bytes) for knobs in behaviours.values())

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from scheduler.domain.device import DeviceInfo, DeviceSample
 from scheduler.domain.ids import DeviceId, Holder, InstanceId, LaunchId, model_of
+from scheduler.domain.instance import GROWING_PHASES, SHRINKING_PHASES
 from scheduler.domain.reasons import Code, Reason
 from scheduler.orchestrator import effects as fx
 from scheduler.orchestrator import events as ev
 from scheduler.orchestrator.state import State
 from tests.support.behaviour import NEVER, Behaviour, Ended, EngineLife, Stage
+
+FAST_S = 0.25
 
 
 @dataclass(slots=True)
@@ -231,8 +234,9 @@ class PlainMachine:
     # --- measurements -----------------------------------------------------------------------------------------------
 
     def sample_every_period(self) -> None:
-        """Start to measure regularly."""
-        self.later(self.sample_period_s, self._periodic)
+        """Start to measure regularly: faster while bytes move, as the sampler does."""
+        moving = any(i.phase in GROWING_PHASES | SHRINKING_PHASES for i in self.state.instances.values())
+        self.later(FAST_S if moving else self.sample_period_s, self._periodic)
 
     def _periodic(self) -> None:
         self.take_sample()
