@@ -65,6 +65,12 @@ class Context:
         self.state.instances[iid] = changed
         self.emit(SaveInstance(instance=changed))
 
+    def set_since(self, iid: InstanceId, since_s: float) -> None:
+        """The present phase goes on from before a restart."""
+        changed = replace(self.instance(iid), since_s=since_s)
+        self.state.instances[iid] = changed
+        self.emit(SaveInstance(instance=changed))
+
     def count_failure(self, iid: InstanceId, kind: str) -> Failures:
         """One more failure of ``kind`` (launch, sleep, wake, crash)."""
         instance = self.instance(iid)

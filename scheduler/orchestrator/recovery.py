@@ -69,7 +69,10 @@ def seed(state: State, rows: Rows, boot_id: str) -> dict[InstanceId, LaunchRecor
         record = rows.records.get(instance.launch) if instance.launch is not None else None
         if instance.has_process and record is not None:
             alive[instance.id] = record
-            state.live_of(instance.id).fingerprint = record.fingerprint
+            live = state.live_of(instance.id)
+            live.fingerprint = record.fingerprint
+            live.effect_at_s = instance.since_s  # what goes on has begun before this daemon
+            live.launched_at_s = instance.since_s if instance.phase is Phase.LAUNCHING else None
     for model, runs in rows.learned.items():
         state.facts_of(model).learned = runs
     for model, at in rows.last_used.items():

@@ -52,6 +52,7 @@ class Live:
     returned_at_s: float | None = None  # the engine said it sleeps
     returned_level: int | None = None
     effect_at_s: float = 0.0  # when the transition in progress began
+    launched_at_s: float | None = None  # when the start in progress began; None = nobody knows any more
     measured: dict[DeviceId, int] = field(default_factory=dict)
     peak_bytes: int = 0  # most seen during the start in progress
     awake_bytes: int = 0  # most seen while awake in this run

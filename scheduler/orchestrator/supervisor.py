@@ -342,8 +342,11 @@ class Supervisor:
             self._health.cancel()
 
     async def _health_rounds(self, launch: LaunchId) -> None:
-        """Evidence of death is an exit or a refused connection; a slow answer only stops new grants."""
-        refused, slow = 0, False
+        """Evidence of death is an exit or a refused connection; a slow answer only stops new grants.
+
+        A process on its way out may still take connections and break them: one such look after a lost request clears nobody.
+        """
+        refused, broken, slow = 0, False, False
         while True:
             asked = await self._wait_for_round()
             found = await self._probe()
@@ -351,7 +354,8 @@ class Supervisor:
             if refused >= REFUSALS:
                 self._post(EngineRefused(at_s=self._now(), instance=self.instance, launch=launch))
                 return
-            if refused:
+            broken = asked and not broken and found.answer is Answer.BROKEN
+            if refused or broken:
                 self._look.set()  # look again at once
                 await asyncio.sleep(READY_POLL_S)
                 continue
