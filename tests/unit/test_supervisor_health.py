@@ -1,0 +1,107 @@
+"""After a lost request the supervisor looks at its engine at once; what it sees decides whether new requests may go there."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from scheduler.domain.claims import Footprint
+from scheduler.domain.ids import InstanceId, LaunchId
+from scheduler.domain.launch import LaunchRecord
+from scheduler.orchestrator.effects import CheckNow, Wake
+from scheduler.orchestrator.events import EngineReady, EngineRefused, EngineSlow, Happening
+from scheduler.orchestrator.parts import Parts
+from scheduler.orchestrator.supervisor import HEALTH_EVERY_S, Supervisor
+from scheduler.ports.engine import Answer, Endpoint, Probe
+from scheduler.simulator.virtual_time import VirtualClock
+
+pytestmark = pytest.mark.virtual_time
+IID = InstanceId("a#0")
+BROKEN, READY, REFUSED, SILENT = Answer.BROKEN, Answer.READY, Answer.REFUSED, Answer.SILENT
+
+
+class Scripted:
+    """An engine that can be woken, and then answers probes as it was told; the last answer stays."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.probes = 0
+
+    async def sleep(self, endpoint: Endpoint, level: int, timeout_s: float) -> int:
+        raise AssertionError("nobody asked for that")
+
+    async def wake(self, endpoint: Endpoint, level: int, timeout_s: float) -> None:
+        """At once."""
+
+    async def probe(self, endpoint: Endpoint, timeout_s: float) -> Probe:
+        self.probes += 1
+        return Probe(answer=self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])
+
+
+def record() -> LaunchRecord:
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("env_hash", "cwd", "token", "fingerprint", "served_model", "ready_path", "log_path", "boot_id"), ""
+    )
+    empty: dict[str, Any] = dict.fromkeys(("argv", "env", "devices", "sleep_paths", "wake_paths"), ())
+    footprint = Footprint(awake_bytes=1)
+    return LaunchRecord(
+        id=LaunchId(1), instance=IID, engine="x", port=1, kv_bytes=None, footprint=footprint, created_at=0.0, **nothing, **empty
+    )
+
+
+async def after_a_lost_request(clock: VirtualClock, engine: Scripted, seconds: float = 2.0) -> list[Happening]:
+    """What the supervisor says within ``seconds``."""
+    parts = Parts(
+        engines=cast(Any, {"x": engine}),
+        launcher=cast(Any, None),
+        sources=(),
+        clock=clock,
+        database=cast(Any, None),
+        writer=cast(Any, None),
+        state_uuid="",
+        log_dir=Path(),
+        environment=lambda _spec, added, _values: added,
+    )
+    said: list[Happening] = []
+    supervisor = Supervisor(IID, parts, said.append)
+    supervisor.adopt(record())
+    await supervisor.carry_out(Wake(instance=IID, launch=LaunchId(1), seq=1, level=1, timeout_s=1.0))
+    assert [type(event) for event in said] == [EngineReady]
+    said.clear()
+    await asyncio.sleep(0)
+    await supervisor.carry_out(CheckNow(instance=IID, launch=LaunchId(1), seq=1))
+    await asyncio.sleep(seconds)
+    await supervisor.close()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("answers", "cleared"),
+    [
+        ([READY], True),
+        ([BROKEN, READY], True),
+        ([BROKEN, BROKEN], True),  # it breaks connections, but lives: its requests may tell more
+        ([REFUSED, READY], True),
+        ([BROKEN, REFUSED, REFUSED], False),  # it was on its way out
+        ([REFUSED, REFUSED], False),
+        ([SILENT], False),
+    ],
+)
+async def test_only_what_answers_is_cleared(virtual_clock: VirtualClock, answers: list[Answer], cleared: bool) -> None:
+    said = await after_a_lost_request(virtual_clock, Scripted(*answers))
+    assert [event.slow for event in said if isinstance(event, EngineSlow)] == ([False] if cleared else [True] if SILENT in answers else [])
+    assert any(isinstance(event, EngineRefused) for event in said) == (answers.count(REFUSED) > 1)
+
+
+async def test_one_broken_look_says_nothing_yet(virtual_clock: VirtualClock) -> None:
+    engine = Scripted(BROKEN, READY)
+    assert await after_a_lost_request(virtual_clock, engine, seconds=0.05) == []
+    assert engine.probes == 1
+
+
+async def test_a_healthy_engine_is_looked_at_now_and_then_and_nothing_is_said(virtual_clock: VirtualClock) -> None:
+    engine = Scripted(READY)
+    said = await after_a_lost_request(virtual_clock, engine, seconds=10 * HEALTH_EVERY_S + 1)
+    assert engine.probes == 11
+    assert len(said) == 1
