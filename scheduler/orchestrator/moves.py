@@ -99,7 +99,12 @@ def close(ctx: Context, move: Move, state: MoveState, message: str = "") -> bool
 
 
 def _code(ctx: Context, move: Move) -> str:
-    return ctx.instance(move.steps[-1].instance).reason.code.value if ctx.state.store_ok else Code.STORE_UNAVAILABLE.value
+    instance = ctx.instance(move.steps[-1].instance)
+    if not ctx.state.store_ok:
+        return Code.STORE_UNAVAILABLE.value
+    if instance.model not in ctx.state.models:
+        return "model_not_found"
+    return (Code.MEMORY_NOT_FREED if instance.reason.code is Code.ASKED else instance.reason.code).value
 
 
 def _outcome(ctx: Context, move: Move) -> str:

@@ -34,7 +34,7 @@ def _failures(code: Code) -> tuple[StartFailure, ...]:
 
 BEHAVIOURS = st.builds(
     Behaviour,
-    start_s=_mostly(1.0, 0.0, 20.0, NEVER),
+    start_s=_mostly(4.0, 0.0, 1.0, 20.0, NEVER),
     start_failures=_mostly((), *(_failures(code) for code in (Code.CRASHED, Code.DEVICE_OOM, Code.PORT_TAKEN, Code.MODEL_MISSING))),
     loading_bytes=_mostly(0, 12 * GIB),
     awake_bytes=st.sampled_from([2 * GIB, 11 * GIB, 13 * GIB, 22 * GIB]),
@@ -95,7 +95,7 @@ class Anything(RuleBasedStateMachine):
         self.actions = 0
         for model in "ab":
             self.world.ask(model)
-            self.world.run(5.0)
+            self.world.run(6.0)
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Anything(RuleBasedStateMachine):
         """A request arrives and is waited for."""
         (client,) = self.world.ask(model, for_s=for_s)
         if client.end == "held":
-            self.world.run(4.0)
+            self.world.run(7.0)
 
     @rule(which=st.integers(0, 50))
     def leave(self, which: int) -> None:
