@@ -23,6 +23,7 @@ async def for_ever(log: list[str]) -> None:
 
 
 @pytest.mark.virtual_time
+@pytest.mark.may_block  # a whole collection takes its time
 async def test_a_spawned_task_outlives_the_garbage_collector() -> None:
     done: list[str] = []
     events: list[weakref.ref[asyncio.Event]] = []
