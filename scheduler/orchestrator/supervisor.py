@@ -208,17 +208,19 @@ class Supervisor:
         pause = READY_POLL_S
         while True:
             found = await self._probe()
-            if found.answer is not Answer.REFUSED and await self._port_is_a_strangers(record.port):
+            theirs = found.answer is not Answer.REFUSED and await self._port_is_not_ours(record.port)
+            # An engine that ended between its answer and the look at its port listens nowhere; a stranger still answers.
+            if theirs and (await self._probe()).answer is not Answer.REFUSED:
                 self._tell_exit(launch, _stranger(record.port))
                 return
-            if found.answer in (Answer.READY, Answer.ASLEEP):
+            if not theirs and found.answer in (Answer.READY, Answer.ASLEEP):
                 self._post(EngineReady(at_s=self._now(), instance=self.instance, launch=launch, version=found.version))
                 self._health_on(launch)
                 return
             await asyncio.sleep(pause)
             pause = min(READY_POLL_MOST_S, pause * 1.3)
 
-    async def _port_is_a_strangers(self, port: int) -> bool:
+    async def _port_is_not_ours(self, port: int) -> bool:
         """A 200 proves nothing: whoever listens must be one of our processes (None = it cannot be told: believe it)."""
         return self.handle is not None and await self._parts.launcher.owns_port(self.handle, port) is False
 

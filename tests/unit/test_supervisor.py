@@ -1,6 +1,7 @@
-"""After a lost request the supervisor looks at its engine at once; what it sees decides whether new requests may go there."""
+"""What the supervisor concludes from its looks: after a lost request, and before an engine counts as ready."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,16 +10,18 @@ import pytest
 from scheduler.domain.claims import Footprint
 from scheduler.domain.ids import InstanceId, LaunchId
 from scheduler.domain.launch import LaunchRecord
-from scheduler.orchestrator.effects import CheckNow, Wake
-from scheduler.orchestrator.events import EngineReady, EngineRefused, EngineSlow, Happening
+from scheduler.domain.reasons import Code
+from scheduler.orchestrator.effects import CheckNow, Find, Wake
+from scheduler.orchestrator.events import EngineExited, EngineReady, EngineRefused, EngineSlow, Found, Happening
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.supervisor import HEALTH_EVERY_S, Supervisor
 from scheduler.ports.engine import Answer, Endpoint, Probe
+from scheduler.ports.launcher import ExitInfo, ProcessHandle
 from scheduler.simulator.virtual_time import VirtualClock
 
 pytestmark = pytest.mark.virtual_time
 IID = InstanceId("a#0")
-BROKEN, READY, REFUSED, SILENT = Answer.BROKEN, Answer.READY, Answer.REFUSED, Answer.SILENT
+BROKEN, READY, REFUSED, SILENT, STARTING = Answer.BROKEN, Answer.READY, Answer.REFUSED, Answer.SILENT, Answer.STARTING
 
 
 class Scripted:
@@ -50,11 +53,24 @@ def record() -> LaunchRecord:
     )
 
 
-async def after_a_lost_request(clock: VirtualClock, engine: Scripted, seconds: float = 2.0) -> list[Happening]:
-    """What the supervisor says within ``seconds``."""
-    parts = Parts(
+class Ports:
+    """A launcher whose engine does not end, and holds its port or not; the last answer stays."""
+
+    def __init__(self, *owned: bool) -> None:
+        self.owned = list(owned)
+
+    async def owns_port(self, handle: ProcessHandle, port: int) -> bool:
+        return self.owned.pop(0) if len(self.owned) > 1 else self.owned[0]
+
+    async def wait_leader(self, handle: ProcessHandle) -> ExitInfo:
+        await asyncio.Event().wait()
+        raise AssertionError("it does not end")
+
+
+def parts_of(clock: VirtualClock, engine: Scripted, launcher: Ports | None = None) -> Parts:
+    return Parts(
         engines=cast(Any, {"x": engine}),
-        launcher=cast(Any, None),
+        launcher=cast(Any, launcher),
         sources=(),
         clock=clock,
         database=cast(Any, None),
@@ -63,8 +79,12 @@ async def after_a_lost_request(clock: VirtualClock, engine: Scripted, seconds: f
         log_dir=Path(),
         environment=lambda _spec, added, _values: added,
     )
+
+
+async def after_a_lost_request(clock: VirtualClock, engine: Scripted, seconds: float = 2.0) -> list[Happening]:
+    """What the supervisor says within ``seconds``."""
     said: list[Happening] = []
-    supervisor = Supervisor(IID, parts, said.append)
+    supervisor = Supervisor(IID, parts_of(clock, engine), said.append)
     supervisor.adopt(record())
     await supervisor.carry_out(Wake(instance=IID, launch=LaunchId(1), seq=1, level=1, timeout_s=1.0))
     assert [type(event) for event in said] == [EngineReady]
@@ -105,3 +125,37 @@ async def test_a_healthy_engine_is_looked_at_now_and_then_and_nothing_is_said(vi
     said = await after_a_lost_request(virtual_clock, engine, seconds=10 * HEALTH_EVERY_S + 1)
     assert engine.probes == 11
     assert len(said) == 1
+
+
+# --- is it our engine that answers? ---------------------------------------------------------------------------------
+
+
+async def until_ready(clock: VirtualClock, answers: list[Answer], owned: list[bool]) -> list[Happening]:
+    """What the supervisor says of an engine that was being started when its daemon died; the first look finds it at it."""
+    said: list[Happening] = []
+    supervisor = Supervisor(IID, parts_of(clock, Scripted(STARTING, *answers), Ports(True, *owned)), said.append)
+    supervisor.adopt(replace(record(), pid=2, start_ticks=3))
+    finding = asyncio.create_task(supervisor.carry_out(Find(instance=IID, launch=LaunchId(1), seq=1, started_before=True)))
+    await asyncio.sleep(30.0)
+    await supervisor.close()
+    await asyncio.wait([finding])
+    assert isinstance(said[0], Found)
+    return said[1:]
+
+
+@pytest.mark.parametrize("answer", [READY, STARTING, BROKEN])
+async def test_a_stranger_goes_on_answering(virtual_clock: VirtualClock, answer: Answer) -> None:
+    [ended] = await until_ready(virtual_clock, [answer], [False])
+    assert isinstance(ended, EngineExited)
+    assert ended.reason.code is Code.PORT_TAKEN
+
+
+@pytest.mark.parametrize("answer", [READY, STARTING, BROKEN])
+async def test_an_engine_that_ends_between_two_looks_is_no_stranger(virtual_clock: VirtualClock, answer: Answer) -> None:
+    """Its last answer came, then nobody listened: how it ended is told by its exit, and it is not called ready."""
+    assert await until_ready(virtual_clock, [answer, REFUSED], [False]) == []
+
+
+async def test_an_engine_of_ours_is_ready_when_it_says_so(virtual_clock: VirtualClock) -> None:
+    said = await until_ready(virtual_clock, [REFUSED, STARTING, READY], [True])
+    assert [type(event) for event in said] == [EngineReady]
