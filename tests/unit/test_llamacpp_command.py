@@ -197,11 +197,14 @@ async def test_estimates_follow_a_changed_file(model: Path) -> None:
     assert (await LlamaCpp().estimate(spec_of(model))).awake_bytes > before.awake_bytes
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no gguf" * 1000])
-async def test_estimates_never_raise(tmp_path: Path, content: bytes | None) -> None:
+async def test_what_is_missing_is_not_called_too_large(tmp_path: Path) -> None:
+    assert (await LlamaCpp().estimate(spec_of(tmp_path / "x.gguf"))).awake_bytes < 256 * MIB
+
+
+@pytest.mark.parametrize("content", [b"", b"no gguf" * 1000])
+async def test_estimates_never_raise(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.gguf"
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     guess = await LlamaCpp().estimate(spec_of(path))
     assert guess.awake_bytes >= GIB
     assert guess.source is Source.ESTIMATED
