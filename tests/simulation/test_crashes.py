@@ -64,14 +64,14 @@ class Story:
         self.passed: list[str] = []
         self.recovery = 0  # boundaries that the last recovery passed before it came to rest
         self.died = asyncio.Event()
-        self.short = short
+        self.thin = short or len(crash_at) > 1
         self.script = [self.first_half] if short else [self.first_half, self.second_half]
 
     def boundary(self, name: str) -> None:
         """Count, and die at the chosen one: nothing of this daemon acts on the world any more."""
         if self.died.is_set():
             raise asyncio.CancelledError
-        if self.short and name.startswith("before:"):
+        if self.thin and name.startswith("before:"):
             return  # in pairs, dying before a row is written and before it is committed are the same
         self.passed.append(name)
         if self.crash_at and len(self.passed) == self.crash_at[0]:
@@ -223,7 +223,7 @@ def test_a_second_crash_at_every_boundary_of_every_recovery(tmp_path: Path, temp
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_pair_of_crashes_of_the_whole_script(tmp_path: Path, template: Path, part: int) -> None:
     for first in itertools.count(part + 1, PARTS):
-        if tell(tmp_path / str(first), template, (first,)).crash_at:
+        if tell(tmp_path / f"{first}-none", template, (first, 10**9)).crash_at[0] != 10**9:
             break
         for second in itertools.count(1):
             story = tell(tmp_path / f"{first}-{second}", template, (first, second))
