@@ -88,9 +88,13 @@ def _sleep_deadline(ctx: Context, instance: Instance) -> None:
 
 
 def _probe_deadline(ctx: Context, instance: Instance) -> None:
-    reason = Reason(Code.ENGINE_LOST, f"{instance.model} gave no clear answer: its processes are ended")
+    fix = f"look at `hotseat logs {instance.model}`; it is started afresh when it is asked for"
+    reason = Reason(Code.ENGINE_LOST, f"{instance.model} gave no clear answer: its processes are ended", fix)
     ctx.state.live_of(instance.id).exit_reason = reason
-    ctx.count_failure(instance.id, "launch" if instance.before is Phase.LAUNCHING else "crash")
+    started = instance.before is Phase.LAUNCHING
+    ctx.count_failure(instance.id, "launch" if started else "crash")
+    result = "failed" if started else "lost"
+    ctx.emit(EndLaunch(end=LaunchEnd(launch=launch_id(instance), at=ctx.state.wall, result=result, reason=reason.code)))
     event = ProbeExhausted(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + ctx.state.policy.kill_again_s)
     seq = ctx.transition(instance.id, event)
     ctx.emit(Stop(instance=instance.id, launch=launch_id(instance), seq=seq, kill=True))
