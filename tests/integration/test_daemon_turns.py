@@ -106,8 +106,8 @@ async def test_overlapping_traffic_cannot_starve_the_other_model(tmp_path: Path,
         for name in "ba":  # from now on it is known how long a start takes
             assert (await daemon.act("wake", name))["state"] == "done"
         busy = [asyncio.create_task(keep_busy(daemon, offset)) for offset in (0.0, 0.2)]
-        await daemon.until_model("a", lambda a: a["active"] == 2)
         for _ in range(rounds):
+            await daemon.until_model("a", lambda a: a["active"] == 2)
             served = len(answers["a"])
             answers["b"].append((await daemon.chat("b"))[0])
             assert len(answers["a"]) > served, "nothing kept the seat busy meanwhile"

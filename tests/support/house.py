@@ -227,7 +227,7 @@ class Witness:
                 self.wrong.append(f"{device['id']}: {own} used and {device['claimed_bytes']} claimed of {usable}")
 
     def _measure(self) -> None:
-        held = sum(read_held_bytes(pid) or 0 for pid in self._house.processes())
+        held = sum(read_held_bytes(pid) or 0 for pid in self._house.engine_processes())
         budget = sum(self._house.devices.values())
         if held > budget:
             self.wrong.append(f"the engines hold {held} bytes of {budget}")

@@ -1,0 +1,207 @@
+"""The commands a person types, as processes, against a real daemon."""
+
+import asyncio
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.engines.demo_model import demo_model_path
+from adapters.engines.llamacpp import xllamacpp_command
+from tests.support.fake_knobs import Speech
+from tests.support.house import House, alive, fake, house, sleeper
+from tests.support.real import MIB, RealDaemon
+
+SEAT = {"cpu0": 256 * MIB}
+
+
+async def said(daemon: RealDaemon, words: str, *, code: int = 0) -> str:
+    """What `hotseat WORDS` prints, on either stream; it has to end with ``code``."""
+    found, out, err = await daemon.cli(*words.split())
+    assert found == code, (words, found, out, err)
+    return out + err
+
+
+async def test_a_day_in_words(tmp_path: Path) -> None:
+    models = sleeper("nap", mib=60, aliases=["n"]) | fake("plain")
+    async with house(tmp_path, models, SEAT) as daemon:
+        assert "2 stopped: nap plain" in await said(daemon, "status")
+        assert (await said(daemon, "wake plain")).startswith("started plain on cpu0: ")
+        assert "undo: hotseat stop nap" in await said(daemon, "wake n")
+        status = (await said(daemon, "status")).splitlines()
+        assert "2 models: 2 awake" in status[0]
+        seats = [line.split()[:3] for line in status if line.startswith(("nap", "plain"))]
+        assert seats == [["nap", "awake", "cpu0"], ["plain", "awake", "cpu0"]]
+
+        assert (await said(daemon, "sleep nap")).startswith("slept nap: ")
+        assert "nap  asleep 1  on cpu0" in await said(daemon, "status nap")
+        assert (await said(daemon, "wake nap")).startswith("woke nap on cpu0: ")
+        for words in ("sleep plain", "sleep nap --level 2"):
+            assert "sleep_unsupported" in await said(daemon, words, code=6)
+
+        before = await daemon.pid("plain")
+        assert (await said(daemon, "restart plain")).startswith("restarted plain on cpu0: ")
+        assert await daemon.pid("plain") != before
+        assert not alive(before)
+        assert "freed in" in await said(daemon, "stop plain")
+        assert "plain is already stopped; nothing was done" in await said(daemon, "stop plain")
+
+
+async def test_what_can_be_looked_at(tmp_path: Path) -> None:
+    async with house(tmp_path, sleeper("nap", aliases=["n"]) | fake("plain"), SEAT) as daemon:
+        for verb in ("wake", "sleep", "wake"):
+            assert (await daemon.act(verb, "nap"))["state"] == "done"
+        listed = (await said(daemon, "models ls")).splitlines()
+        assert [line.split()[:3] for line in listed[1:]] == [["nap", "command", "awake"], ["plain", "command", "stopped"]]
+        assert f"configured  {daemon.config}:1" in await said(daemon, "models show n")
+        assert "fake: listening on" in await said(daemon, "logs nap")
+        assert "nap started in" in await said(daemon, "logs -n 100")
+        assert "started  nap" in await said(daemon, "events -n 50")
+        page = json.loads(await said(daemon, "story nap --json"))
+        path = ["launching", "awake", "draining", "falling_asleep", "asleep", "waking", "awake"]
+        assert [entry["to"] for entry in page["items"]] == path
+        assert "ok    daemon" in await said(daemon, "doctor")
+        assert json.loads(await said(daemon, "status --json")).keys() == (await daemon.status()).keys()
+        assert "no model named 'nobody'" in await said(daemon, "wake nobody", code=4)
+
+
+async def test_cutting_a_stream_short_is_for_those_who_say_now(tmp_path: Path) -> None:
+    async with house(tmp_path, fake("a", speech=Speech(tokens=1000, token_s=0.05)), SEAT) as daemon:
+        streaming = asyncio.create_task(daemon.chat("a", stream=True, max_tokens=1000))
+        await daemon.until_model("a", lambda a: a["active"] == 1)
+        waiting = asyncio.create_task(daemon.cli("stop", "a"))
+        await daemon.until("a", "draining")
+        assert (await said(daemon, "stop a --now")).startswith("stopped a: ")
+        assert (await waiting)[0] == 0
+        status, text = await streaming
+        assert (status, "[DONE]" in text) == (200, False)
+        assert '"code": "engine_lost"' in text
+        assert (await daemon.status())["interrupted"] == 1
+
+
+async def failure_card(daemon: House, model: str) -> dict[str, str]:
+    """The card of a model whose start has failed; between two tries there is none, so it is asked for again."""
+    while True:
+        await daemon.until(model, "backoff", "failed")
+        rows = await card(daemon, model)
+        if "fix" in rows:
+            return rows
+
+
+async def card(daemon: House, model: str) -> dict[str, str]:
+    """The rows of a model's card by their labels."""
+    rows: dict[str, str] = {}
+    label = ""
+    for line in (await said(daemon, f"status {model}")).splitlines()[1:]:
+        label = line[:12].strip() or label
+        rows[label] = f"{rows.get(label, '')} {line[12:].strip()}".strip()
+    return rows
+
+
+async def test_a_start_that_fails_has_a_card(tmp_path: Path) -> None:
+    hungry: dict[str, Any] = fake("hungry", mib=80)
+    words = [word if word == "${port}" else shlex.quote(word) for word in hungry["hungry"]["command"]]
+    hungry["hungry"]["command"] = ["/bin/sh", "-c", f"ulimit -v 60000; exec {' '.join(words)}"]
+    nothing = {"devices": {"ids": ["cpu0"]}, "footprint": {"weights": MIB, "overhead": 0, "kv_min": 0}}
+    models: dict[str, Any] = (
+        hungry
+        | {"gone": {"engine": "llamacpp", "model": str(tmp_path / "no.gguf"), "devices": {"ids": ["cpu0"]}}}
+        | {"unbuilt": {"engine": "command", "command": ["/nonexistent/engine", "--port", "${port}"], **nothing}}
+        | {"talks": {"engine": "command", "command": ["/bin/sh", "-c", "echo last words >&2; exit 3", "${port}"], **nothing}}
+        | {"huge": {**fake("huge")["huge"], "footprint": {"weights": "9GiB", "overhead": 0, "kv_min": 0}}}
+        | fake("good")
+    )
+    async with house(tmp_path, models, SEAT) as daemon:
+        assert (await daemon.chat("good"))[0] == 200
+        for model, code, hint in (
+            ("gone", "model_missing", "correct `model`"),
+            ("unbuilt", "executable_missing", "correct `command`"),
+        ):
+            assert "model_failed" in await said(daemon, f"wake {model}", code=1)
+            rows = await failure_card(daemon, model)
+            assert rows["why"].startswith(f"{code}: ")
+            assert hint in rows["fix"]
+            assert f"hotseat restart {model}" in rows["next"]
+        assert "does_not_fit: huge needs 9.0 GiB" in await said(daemon, "wake huge", code=7)
+
+        for model in ("hungry", "talks"):
+            await said(daemon, f"wake {model} --no-wait")
+        rows = await failure_card(daemon, "hungry")
+        assert rows["why"].startswith("host_oom: it could not get the host memory")
+        assert rows["log"].endswith("Cannot allocate memory")
+        assert "host_oom" in rows["starts"]
+        rows = await failure_card(daemon, "talks")
+        assert rows["why"].startswith("crashed: its command ended with exit status 3")
+        assert rows["log"] == "last words"
+        assert await said(daemon, "logs talks") == "last words\n"
+        await asyncio.gather(*(daemon.until(model, "failed") for model in ("hungry", "talks")))
+        status = (await said(daemon, "status")).splitlines()
+        assert "4 failed" in status[0]
+        assert status[1].startswith("! ")
+        assert (await daemon.chat("good"))[0] == 200
+
+
+@pytest.mark.real_llamacpp
+async def test_a_start_of_llamacpp_that_fails_has_a_card(tmp_path: Path) -> None:
+    model = str(await asyncio.to_thread(demo_model_path))
+    cut = tmp_path / "cut.gguf"
+    with open(model, "rb") as source:
+        cut.write_bytes(source.read(60 * MIB))
+    limited = ["/bin/sh", "-c", "ulimit -v 400000; exec " + shlex.join([*xllamacpp_command(), "-m", model]) + ' --port "$0"', "${port}"]
+    models: dict[str, Any] = {
+        "fussy": {"engine": "llamacpp", "model": model, "args": ["-c", "512", "--no-such-flag"]},
+        "cut": {"engine": "llamacpp", "model": str(cut)},
+        "hungry": {"engine": "llamacpp", "model": model, "command": limited, "args": ["-c", "512"]},
+    }
+    async with house(tmp_path, models, {"cpu0": 2048 * MIB}) as daemon:
+        for name in models:
+            await said(daemon, f"wake {name} --no-wait")
+        found = {name: await failure_card(daemon, name) for name in models}
+        assert found["fussy"]["why"].startswith("unknown_flag: llama-server does not know the flag --no-such-flag")
+        assert found["fussy"]["fix"] == "correct or remove --no-such-flag in `args`"
+        assert found["fussy"]["log"].endswith("argument: --no-such-flag")
+        assert found["cut"]["why"].startswith("model_unreadable: ")
+        assert found["cut"]["fix"]
+        assert found["hungry"]["why"].startswith("host_oom: it could not get")
+        assert found["hungry"]["fix"]
+        assert found["hungry"]["log"]
+
+
+async def test_a_second_daemon_refuses_and_names_the_first(tmp_path: Path) -> None:
+    async with house(tmp_path, fake("a"), SEAT) as daemon:
+        assert daemon.process is not None
+        text = await said(daemon, f"serve --config {daemon.config}", code=6)
+        assert str(daemon.process.pid) in text
+        assert (await daemon.chat("a"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("modles: {}\n", ":1: unknown key 'modles'"),
+        ("models: [\n", "never closed"),
+        ("models:\n  a: {engine: llamacpp, model: /x.gguf, args: [--port, '1']}\n", ":2: "),
+    ],
+)
+async def test_a_bad_configuration_ends_with_78(tmp_path: Path, text: str, told: str) -> None:
+    config = tmp_path / "hotseat.yaml"
+    config.write_text(text)
+    code, out, err = await RealDaemon(tmp_path, {}, {}).cli("serve", "--config", str(config))
+    assert (code, out) == (78, "")
+    assert str(config) in err
+    assert told in err
+    assert not (tmp_path / "state").exists()
+
+
+async def test_a_port_in_use_is_told_and_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    async with house(tmp_path, fake("a"), SEAT) as daemon:
+        second = RealDaemon(tmp_path / "second", fake("b", awake="always"), SEAT)
+        second.settings["listen"] = daemon.url.removeprefix("http://")
+        second.write_config()
+        code, _, err = await second.cli("serve", "--config", str(second.config))
+        assert code == 1
+        assert "cannot listen on" in err
+        assert second.processes() == []
