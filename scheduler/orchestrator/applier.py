@@ -16,6 +16,7 @@ from scheduler.domain.ids import DeviceId, InstanceId, model_of
 from scheduler.domain.instance import Instance
 from scheduler.domain.launch import LaunchRecord
 from scheduler.domain.model import ModelSpec
+from scheduler.domain.placeholders import expand
 from scheduler.orchestrator.effects import (
     CutLeases,
     Effect,
@@ -172,7 +173,8 @@ class Applier:
         index = tuple(self._state.devices[d].index for d in effect.devices)
         plan = LaunchPlan(port=self._parts.launcher.free_port(), devices=effect.devices, device_index=index)
         line = engine.command(spec, plan)
-        environment = self._parts.environment(spec, line.env, _values(spec, plan))
+        values = _values(spec, plan)
+        environment = self._parts.environment(spec, line.env, values)
         digest = hashlib.sha256("\0".join(f"{k}={v}" for k, v in sorted(environment.items())).encode()).hexdigest()[:16]
         base = self._record_of_nothing(effect)
         record = LaunchRecord(
@@ -191,8 +193,8 @@ class Applier:
             fingerprint=base.fingerprint,
             served_model=engine.served_model(spec),
             ready_path=spec.ready_path,
-            sleep_paths=tuple((s.path, s.timeout_s) for s in spec.sleep_steps),
-            wake_paths=tuple((s.path, s.timeout_s) for s in spec.wake_steps),
+            sleep_paths=tuple((expand(s.path, values, environment), s.timeout_s) for s in spec.sleep_steps),
+            wake_paths=tuple((expand(s.path, values, environment), s.timeout_s) for s in spec.wake_steps),
             log_path=base.log_path,
             boot_id=base.boot_id,
             created_at=base.created_at,
