@@ -34,7 +34,8 @@ def _value(kind: int, value: object) -> bytes:
     if kind == STRING:
         return text(str(value))
     if kind == ARRAY:
-        item, items = value  # type: ignore[misc]
+        assert isinstance(value, tuple)
+        item, items = value
         head = struct.pack("<IQ", item, len(items))
         if item == STRING:
             return head + b"".join(text(each) for each in items)
