@@ -169,11 +169,19 @@ async def test_a_start_of_llamacpp_that_fails_has_a_card(tmp_path: Path) -> None
         assert found["hungry"]["log"]
 
 
-async def test_a_second_daemon_refuses_and_names_the_first(tmp_path: Path) -> None:
+async def test_a_second_daemon_refuses(tmp_path: Path) -> None:
+    """Over the same state it names the first one; over a state of its own it names the port, and starts nothing."""
+    (tmp_path / "second").mkdir()
     async with house(tmp_path, fake("a"), SEAT) as daemon:
         assert daemon.process is not None
         text = await said(daemon, f"serve --config {daemon.config}", code=6)
         assert str(daemon.process.pid) in text
+        second = RealDaemon(tmp_path / "second", fake("b", awake="always"), SEAT)
+        second.settings["listen"] = daemon.url.removeprefix("http://")
+        second.write_config()
+        code, _, err = await second.cli("serve", "--config", str(second.config))
+        assert (code, "cannot listen on" in err) == (1, True)
+        assert second.processes() == []
         assert (await daemon.chat("a"))[0] == 200
 
 
@@ -182,7 +190,6 @@ async def test_a_second_daemon_refuses_and_names_the_first(tmp_path: Path) -> No
     [
         ("modles: {}\n", ":1: unknown key 'modles'"),
         ("models: [\n", "never closed"),
-        ("models:\n  a: {engine: llamacpp, model: /x.gguf, args: [--port, '1']}\n", ":2: "),
     ],
 )
 async def test_a_bad_configuration_ends_with_78(tmp_path: Path, text: str, told: str) -> None:
@@ -193,15 +200,3 @@ async def test_a_bad_configuration_ends_with_78(tmp_path: Path, text: str, told:
     assert str(config) in err
     assert told in err
     assert not (tmp_path / "state").exists()
-
-
-async def test_a_port_in_use_is_told_and_starts_nothing(tmp_path: Path) -> None:
-    (tmp_path / "second").mkdir()
-    async with house(tmp_path, fake("a"), SEAT) as daemon:
-        second = RealDaemon(tmp_path / "second", fake("b", awake="always"), SEAT)
-        second.settings["listen"] = daemon.url.removeprefix("http://")
-        second.write_config()
-        code, _, err = await second.cli("serve", "--config", str(second.config))
-        assert code == 1
-        assert "cannot listen on" in err
-        assert second.processes() == []

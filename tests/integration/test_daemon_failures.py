@@ -68,7 +68,7 @@ async def test_killed_in_the_middle_of_a_stream(tmp_path: Path) -> None:
 
 
 async def test_killed_before_its_first_byte_it_is_asked_once_more(tmp_path: Path) -> None:
-    async with house(tmp_path, fake("a", speech=Speech(first_token_s=1.0)), SEAT) as daemon:
+    async with house(tmp_path, fake("a", speech=Speech(first_token_s=2.0)), SEAT) as daemon:
         asking = asyncio.create_task(daemon.chat("a"))
         await daemon.until_model("a", lambda a: a["active"] == 1)
         while not await daemon.asked("a"):
@@ -174,6 +174,7 @@ async def sleeps_in_name_only(daemon: House) -> None:
     assert (refused["state"], refused["error"]["code"]) == ("failed", "sleep_unsupported")
 
 
+@pytest.mark.timeout(120)
 async def test_difficult_engines_side_by_side(tmp_path: Path) -> None:
     survivor = Child(share=0.5, outlives=True, ignores_term=True, keeps_token=False)
     models = (
@@ -184,11 +185,11 @@ async def test_difficult_engines_side_by_side(tmp_path: Path) -> None:
         | fake("after-forked", device="cpu2", mib=BIG)
         | fake("runaway", device="cpu3", mib=BIG, knobs={"children": (survivor,), "child_session": True})
         | fake("after-runaway", device="cpu3", mib=BIG)
-        | fake("robbed", device="cpu4", knobs={"start_s": 2.0, "listens_early": False})
+        | fake("robbed", device="cpu4", knobs={"start_s": 3.0, "listens_early": False})
         | fake("endless", device="cpu5", knobs={"start_s": math.inf}, start_timeout="1s")
         | sleeper("liar", device="cpu6", mib=60, knobs={"sleep_frees_nothing": True})
     )
-    async with house(tmp_path, models, devices(7)) as daemon:
+    async with house(tmp_path, models, devices(7), within_s=100) as daemon:
         assert (await daemon.chat("good"))[0] == 200
         async with chatting(daemon, "good"), asyncio.TaskGroup() as stories:
             for story in (

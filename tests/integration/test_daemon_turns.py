@@ -30,7 +30,7 @@ async def test_fifty_first_requests_start_one_engine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "token_s"),
-    [pytest.param(30, 0.05, id="short"), pytest.param(100, 0.2, id="twenty seconds", marks=pytest.mark.slow)],
+    [pytest.param(50, 0.05, id="short"), pytest.param(100, 0.2, id="twenty seconds", marks=pytest.mark.slow)],
 )
 async def test_a_stream_ends_whole_before_its_model_makes_room(tmp_path: Path, tokens: int, token_s: float) -> None:
     models = fake("a", mib=BIG, speech=Speech(tokens=tokens, token_s=token_s)) | fake("b", mib=BIG)
