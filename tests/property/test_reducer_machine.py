@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -256,5 +257,5 @@ def _wanted(instance: Instance) -> object:
     return goal_asleep(instance.level or 1) if instance.phase is Phase.ASLEEP else type(GOAL_STOPPED)(instance.phase)
 
 
-TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=2000 if DEEP else 150, stateful_step_count=30)
+TestAnything = pytest.mark.timeout(7200 if DEEP else 120)(Anything.TestCase)
+TestAnything.settings = settings(max_examples=2000 if DEEP else 50, stateful_step_count=30)

@@ -15,6 +15,7 @@ from scheduler.orchestrator.state import State
 from tests.support.behaviour import NEVER, Behaviour, Ended, EngineLife, Stage
 
 FAST_S = 0.25
+FAST_FOR_S = 10.0
 
 
 @dataclass(slots=True)
@@ -226,17 +227,29 @@ class PlainMachine:
             before = proc.shown.get(where, 0)
             if held < before and lag > 0:
                 self.lagging.append((self.now_s + lag, where, before - held, proc.launch))
+            elif held > before:  # a process takes back first what it has just given up
+                self._take_back(where, proc.launch, held - before)
             proc.shown[where] = held
             info = next(i for i in self.infos if i.id == where)
             if held > before and self.used(where) > info.capacity_bytes:
                 self.overflows.append(f"{iid} takes {held - before} on {where} at {self.now_s:g}")
 
+    def _take_back(self, where: DeviceId, launch: LaunchId, wanted: int) -> None:
+        kept = []
+        for until, place, size, who in self.lagging:
+            part = min(size, wanted) if (place, who) == (where, launch) else 0
+            wanted -= part
+            if size > part:
+                kept.append((until, place, size - part, who))
+        self.lagging = kept
+
     # --- measurements -----------------------------------------------------------------------------------------------
 
     def sample_every_period(self) -> None:
-        """Start to measure regularly: faster while bytes move, as the sampler does."""
-        moving = any(i.phase in GROWING_PHASES | SHRINKING_PHASES for i in self.state.instances.values())
-        self.later(FAST_S if moving else self.sample_period_s, self._periodic)
+        """Start to measure regularly: faster while bytes move, as the sampler does (for a while: endless starts are told from the rest)."""
+        moving = (i for i in self.state.instances.values() if i.phase in GROWING_PHASES | SHRINKING_PHASES)
+        lately = any(self.now_s - i.since_s < FAST_FOR_S for i in moving)
+        self.later(FAST_S if lately else self.sample_period_s, self._periodic)
 
     def _periodic(self) -> None:
         self.take_sample()

@@ -323,6 +323,7 @@ class World:
                 held, before = process.device_bytes(now), self._held.get(key, 0)
                 if held > before:
                     grew[device] = process.model
+                    self._take_back(self.devices[device], process.pid, held - before)
                 lag = self.behaviours.get(process.model, Behaviour()).free_lag_s
                 if held < before and lag > 0:
                     self.devices[device].lagging.append((now + lag, before - held, process.pid))
@@ -331,6 +332,17 @@ class World:
                 else:
                     self._held.pop(key, None)
         return grew
+
+    @staticmethod
+    def _take_back(there: WorldDevice, pid: int, wanted: int) -> None:
+        """A process takes first what it has itself just given up."""
+        kept = []
+        for until, size, who in there.lagging:
+            part = min(size, wanted) if who == pid else 0
+            wanted -= part
+            if size > part:
+                kept.append((until, size - part, who))
+        there.lagging = kept
 
     # --- requests, and other people's doings ------------------------------------------------------------------------
 
