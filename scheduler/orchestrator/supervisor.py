@@ -268,8 +268,20 @@ class Supervisor:
             await self._parts.launcher.wait_leader(handle)
             while await self._parts.launcher.members(handle):  # noqa: ASYNC110 - nothing wakes us when a stranger's child ends
                 await asyncio.sleep(GROUP_POLL_S)
+            await self._end_strays(effect)
         self._parts.boundary(f"stopped:{self.instance}")
         self._post(GroupEmpty(at_s=self._now(), instance=self.instance, launch=effect.launch))
+
+    async def _end_strays(self, effect: Stop) -> None:
+        """What left its leader's session can be told by its token alone once the leader died unseen, between two daemons."""
+        told: set[ProcessHandle] = set()
+        token = self._need_record().token
+        while strays := [owned.handle for owned in await self._parts.launcher.owned(self._parts.state_uuid) if owned.token == token]:
+            for stray in strays:
+                if stray not in told:
+                    await self._parts.launcher.terminate(stray, kill=effect.kill)
+                    told.add(stray)
+            await asyncio.sleep(GROUP_POLL_S)
 
     async def _find(self, effect: Find) -> None:
         """Look until there is something to say: the exit watcher tells of a death, the reducer's deadline ends a silence."""

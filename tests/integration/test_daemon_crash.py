@@ -146,11 +146,17 @@ async def test_engines_end_with_the_daemon_when_the_operator_wants_so(tmp_path: 
 
 
 async def test_a_sleeper_is_adopted_asleep_and_the_dead_are_not_adopted(tmp_path: Path) -> None:
-    """Of the one that died meanwhile, the row says awake, its process is gone, and so may be its number."""
-    async with house(tmp_path, sleeper("sleeps", mib=60) | fake("dies") | fake("lives"), SEAT) as daemon:
+    """Of the one that died meanwhile, the row says awake, its process is gone, and a child of it lives on in a session of its own.
+
+    The one that lives has overwritten its environment: what identifies it is its process id and start time.
+    """
+    orphan = Child(outlives=True, ignores_term=True)
+    dies = fake("dies", knobs={"children": (orphan,), "child_session": True})
+    async with house(tmp_path, sleeper("sleeps", mib=60) | dies | fake("lives", knobs={"erases_environment": True}), SEAT) as daemon:
         names = ("sleeps", "dies", "lives")
         assert [status for status, _ in await asyncio.gather(*(daemon.chat(name) for name in names))] == [200] * 3
         pids = {name: await daemon.pid(name) for name in names}
+        [child] = await daemon.children("dies")
         assert (await daemon.act("sleep", "sleeps"))["state"] == "done"
         await daemon.kill()
         os.kill(pids["dies"], signal.SIGKILL)
@@ -161,6 +167,10 @@ async def test_a_sleeper_is_adopted_asleep_and_the_dead_are_not_adopted(tmp_path
         assert [status for status, _ in await asyncio.gather(*(daemon.chat(name) for name in names))] == [200] * 3
         assert {name for name in names if await daemon.pid(name) == pids[name]} == {"sleeps", "lives"}
         assert [len(daemon.launches(name)) for name in names] == [1, 2, 1]
+        assert not alive(child)
+        await daemon.check_books()
+        [child] = await daemon.children("dies")
+        os.kill(child, signal.SIGKILL)  # it ignores TERM, which would cost this test ten seconds
 
 
 @pytest.mark.slow

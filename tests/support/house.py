@@ -16,7 +16,7 @@ import aiohttp
 
 from adapters.engines.http import get
 from adapters.procfs.memory import read_held_bytes
-from adapters.procfs.processes import read_stat
+from adapters.procfs.processes import TOKEN_VARIABLE, read_stat
 from tests.support.behaviour import Behaviour
 from tests.support.fake_adapter import SCRIPT, requests_seen, tell
 from tests.support.fake_knobs import Knobs, Speech
@@ -131,7 +131,7 @@ class House(RealDaemon):
     async def check_books(self) -> None:
         """Claims and processes tell the same story: who holds a claim lives, who lives holds a claim, nobody else is there."""
         status = await self.settled()
-        seated = set()
+        seated, tokens = set(), set()
         for model in status["models"]:
             if model["phase"] in EMPTY:
                 assert model["claimed_bytes"] == 0, model
@@ -141,10 +141,12 @@ class House(RealDaemon):
                 assert model["claimed_bytes"] > 0, model
                 assert alive(instance["pid"]), model
                 seated.add(instance["pid"])
+                tokens.add(self.launches(model["name"])[-1]["token"])
         for device in status["devices"]:
             claims = sum(m["claimed_bytes"] for m in status["models"] if device["id"] in m["devices"])
             assert device["claimed_bytes"] == claims, device
-        strays = [pid for pid in self.engine_processes() if (stat := read_stat(pid)) is not None and stat.session not in seated]
+        found = {pid: read_stat(pid) for pid in self.engine_processes()}
+        strays = [pid for pid, stat in found.items() if stat is not None and stat.session not in seated and token_of(pid) not in tokens]
         assert not strays, f"processes of no seated model: {strays}\n{self.output()}"
 
     def engine_processes(self) -> set[int]:
@@ -184,6 +186,16 @@ def alive(pid: int) -> bool:
     """Whether a process lives; a zombie does not."""
     stat = read_stat(pid)
     return stat is not None and not stat.dead
+
+
+def token_of(pid: int) -> str | None:
+    """The launch that a process belongs to by its own word; None when it says none."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    name = TOKEN_VARIABLE.encode() + b"="
+    return next((word.removeprefix(name).decode() for word in words if word.startswith(name)), None)
 
 
 class Witness:
