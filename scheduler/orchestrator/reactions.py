@@ -52,7 +52,7 @@ def grant(ctx: Context) -> None:
         live = ctx.state.live_of(instance.id)
         if live.slow or live.refused or (ctx.state.move_of(instance.id) is not None and _is_leaving(ctx, instance)):
             continue
-        for hold in order_holds(ctx.state.holds_of(model)):
+        for hold in order_holds(ctx.state.holds_of(model), live.fairness):
             if not _grant_one(ctx, instance, hold):
                 break
 
@@ -92,6 +92,7 @@ def _grant_one(ctx: Context, instance: Instance, hold: Hold) -> bool:
     state.next.lease += 1
     state.leases[lease.id] = lease
     live.leases.add(lease.id)
+    live.fairness.grant(hold.principal)
     facts = state.facts_of(hold.model)
     facts.requests += 1
     facts.cold_hits += lease.woke

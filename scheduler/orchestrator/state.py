@@ -13,6 +13,7 @@ from scheduler.domain.model import ModelSpec
 from scheduler.domain.plan import Move
 from scheduler.domain.reasons import Reason
 from scheduler.domain.units import GIB
+from scheduler.planner.turns import Fairness
 
 #: How long a forced drain waits for the relay to write its error events before the engine is touched.
 FORCE_GRACE_S = 2.0
@@ -61,6 +62,7 @@ class Live:
     fingerprint: str = ""  # of the spec its process was started with
     served: bool = False  # it answered at least one request since it became awake
     alarmed: bool = False
+    fairness: Fairness = field(default_factory=Fairness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

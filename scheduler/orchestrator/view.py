@@ -138,6 +138,10 @@ def availability_of(state: State, instance: Instance, beneficiary: ModelName | N
         return Availability.IDLE, None, None
     if beneficiary is None:
         return Availability.LOCKED, Reason(Code.WAITING_TURN, "it is serving"), None
+    if any(h.arrived_s <= instance.since_s for h in waiting) and not (
+        state.live_of(instance.id).slow or state.live_of(instance.id).refused
+    ):
+        return Availability.LOCKED, Reason(Code.WAITING_TURN, "it serves the requests that woke it first"), None
     ends = turn_end(state, instance, beneficiary)
     if state.now_s >= ends:
         return Availability.DRAIN, None, None

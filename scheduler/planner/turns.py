@@ -1,7 +1,8 @@
 """Serving in turns when models that do not fit together are all wanted (scheduling.md section 4)."""
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scheduler.domain.ids import HoldId, ModelName
 from scheduler.domain.lease import Hold
@@ -51,6 +52,35 @@ def order_models(waiting: dict[ModelName, list[Hold]], enter_s: dict[ModelName, 
     return sorted(waiting, key=key)
 
 
-def order_holds(holds: Iterable[Hold]) -> list[Hold]:
-    """Grant order within one model: class, second tries first, then arrival."""
-    return sorted(holds, key=lambda h: (h.model_class.rank, not h.second_try, h.arrived_s, h.id))
+@dataclass(slots=True)
+class Fairness:
+    """Who of a model's callers is next (start-time fair queueing): everybody's next place, and the place served last.
+
+    A thousand requests of one principal do not stand before the only one of another; who was away gains nothing by it.
+    """
+
+    served: int = 0
+    places: dict[str, int] = field(default_factory=dict)
+
+    def place_of(self, principal: str) -> int:
+        """The place of the next request of ``principal``."""
+        return max(self.served, self.places.get(principal, 0))
+
+    def grant(self, principal: str) -> None:
+        """Its next request was served."""
+        self.served = self.place_of(principal)
+        self.places[principal] = self.served + 1
+        self.places = {name: place for name, place in self.places.items() if place > self.served}
+
+
+def order_holds(holds: Iterable[Hold], fairness: Fairness | None = None) -> list[Hold]:
+    """Grant order within one model: class, second tries first, then fair among principals, then arrival."""
+    fair = fairness or Fairness()
+    by_arrival = sorted(holds, key=lambda h: (h.model_class.rank, not h.second_try, h.arrived_s, h.id))
+    place: dict[HoldId, int] = {}
+    seen: Counter[tuple[int, bool, str]] = Counter()
+    for hold in by_arrival:
+        key = (hold.model_class.rank, hold.second_try, hold.principal)
+        place[hold.id] = fair.place_of(hold.principal) + seen[key]
+        seen[key] += 1
+    return sorted(by_arrival, key=lambda h: (h.model_class.rank, not h.second_try, place[h.id], h.arrived_s, h.id))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler.domain.ids import HoldId, ModelName
 from scheduler.domain.lease import Hold
 from scheduler.domain.model import ModelClass
-from scheduler.planner.turns import SLACK_RESERVE_S, latest_gate_s, order_holds, order_models, turn_length
+from scheduler.planner.turns import SLACK_RESERVE_S, Fairness, latest_gate_s, order_holds, order_models, turn_length
 
 SECONDS = st.floats(0.1, 900)
 CONTENDERS = st.integers(1, 12)
@@ -120,6 +120,36 @@ def test_within_a_model_class_then_second_tries_then_arrival(holds: list[Hold]) 
             assert one.second_try >= other.second_try
             if one.second_try == other.second_try:
                 assert (one.arrived_s, one.id) <= (other.arrived_s, other.id)
+
+
+@given(crowd=st.lists(st.sampled_from(["x", "y", "z"]), max_size=30), before=st.lists(st.sampled_from(["x", "y", "z"]), max_size=10))
+def test_nobody_stands_before_another_who_got_less(crowd: list[str], before: list[str]) -> None:
+    fairness = Fairness()
+    for principal in before:
+        fairness.grant(principal)
+    holds = [hold(n, arrived=float(n), principal=principal) for n, principal in enumerate(crowd)]
+    order = order_holds(holds, fairness)
+    got, left = dict.fromkeys("xyz", 0), {name: crowd.count(name) for name in "xyz"}
+    head_start = {name: fairness.place_of(name) for name in "xyz"}
+    for one in order:
+        waiting = [name for name in "xyz" if left[name]]
+        assert got[one.principal] + head_start[one.principal] == min(got[name] + head_start[name] for name in waiting)
+        got[one.principal] += 1
+        left[one.principal] -= 1
+        fairness.grant(one.principal)
+    mine = [h.id for h in order if h.principal == "x"]
+    assert mine == sorted(mine)  # and among one's own, arrival
+
+
+@given(granted=st.lists(st.sampled_from(["x", "y"]), max_size=50))
+def test_who_was_away_is_next_but_gains_no_more_than_that(granted: list[str]) -> None:
+    fairness = Fairness()
+    for principal in granted:
+        fairness.grant(principal)
+    assert fairness.place_of("new") <= min(fairness.place_of("x"), fairness.place_of("y"))
+    fairness.grant("new")
+    assert fairness.place_of("new") > fairness.served
+    assert len(fairness.places) <= 3
 
 
 def test_order_of_holds_by_example() -> None:

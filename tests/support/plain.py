@@ -97,6 +97,7 @@ class Plain(PlainMachine):
         model_class: ModelClass = ModelClass.INTERACTIVE,
         second_try: bool = False,
         arrived_s: float | None = None,
+        principal: str = "local",
     ) -> list[Client]:
         """``n`` requests for ``model`` arrive now, each running ``for_s`` once granted."""
         new = []
@@ -112,6 +113,7 @@ class Plain(PlainMachine):
                 limit_s=self.now_s + limit_s,
                 model_class=model_class,
                 second_try=second_try,
+                principal=principal,
             )
             self.play(ev.LeaseRequested(at_s=self.now_s, hold=hold))
         return new

@@ -174,6 +174,27 @@ def test_concurrency_is_bounded_and_fair() -> None:
     assert waits[-1] == pytest.approx(7.0, abs=0.1)
 
 
+def test_the_only_request_of_one_client_does_not_stand_behind_a_hundred_of_another() -> None:
+    world = Plain({"gpu0": 24}, specs={"a": {"max_concurrent": 1}}, a=BIG)
+    many = world.ask("a", 20, for_s=1.0, principal="batch")
+    (single,) = world.ask("a", for_s=1.0, principal="someone")
+    world.settle()
+    assert single.waited_s == pytest.approx(4.0, abs=0.1)  # the start, and one other
+    assert {c.end for c in many} == {"ok"}
+
+
+def test_a_just_woken_model_serves_the_requests_that_woke_it() -> None:
+    specs = {"a": {"max_concurrent": 1}, "b": {"max_concurrent": 1}}
+    world = Plain({"gpu0": 24}, specs=specs, a=BIG, b=BIG)
+    for model in "ab":
+        world.ask(model, 5, for_s=2.0, wait_s=12.0)
+    late = world.ask("a", for_s=2.0, wait_s=60.0)[0]
+    world.run(200)
+    assert world.count("Launch") <= 3
+    assert world.ends("a").count("ok") == 6
+    assert late.end == "ok"
+
+
 def test_unknown_and_disabled_models_are_refused_at_once() -> None:
     world = Plain({"gpu0": 24}, specs={"b": {"enabled": False}}, a=BIG, b=BIG)
     assert [world.ask(m)[0].end for m in ("x", "b")] == ["model_not_found", "model_disabled"]
