@@ -22,6 +22,7 @@ from tests.support.behaviour import NEVER, Behaviour, Child, StartFailure
 from tests.support.sim import Sim, spec
 from tests.support.world import World, device
 
+pytestmark = pytest.mark.may_block  # how long a callback takes in virtual time says nothing
 Script = Callable[[Sim], Awaitable[None]]
 
 
