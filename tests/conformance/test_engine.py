@@ -153,7 +153,9 @@ def test_term_ends_it(variant: Variant, tmp_path: Path) -> None:
     with variant.start(tmp_path) as running:
         until_ready(variant, running)
         running.process.terminate()
-        assert running.ended().code == 0
+        ended = running.ended()
+        # The wheel's launcher cannot take signals in the instant between "ready" and the end of its start: TERM ends it then, too.
+        assert ended.code == 0 or ended.signal == signal.SIGTERM
     assert do(variant.engine.probe(running.endpoint, 5.0)).answer is Answer.REFUSED
 
 

@@ -381,7 +381,9 @@ async def test_kill_9_after_release_leaves_an_engine_that_can_be_adopted(launche
         waiting = asyncio.create_task(launcher.wait_leader(daemon.handle))
         await launcher.terminate(daemon.handle, kill=False)
         assert await waiting == ExitInfo(), "how a stranger's child ended cannot be known"
-        assert await launcher.members(daemon.handle) == frozenset()
+        async with asyncio.timeout(10):
+            while await launcher.members(daemon.handle):  # noqa: ASYNC110 - a busy machine may show the dead one for a moment
+                await asyncio.sleep(0.01)
 
 
 async def test_restarted_daemon_finds_children_that_lost_leader_and_token(hub: Hub, tmp_path: Path) -> None:
