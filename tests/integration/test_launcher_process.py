@@ -382,7 +382,7 @@ async def test_kill_9_after_release_leaves_an_engine_that_can_be_adopted(launche
         await launcher.terminate(daemon.handle, kill=False)
         assert await waiting == ExitInfo(), "how a stranger's child ended cannot be known"
         async with asyncio.timeout(10):
-            while await launcher.members(daemon.handle):  # noqa: ASYNC110 - a busy machine may show the dead one for a moment
+            while await launcher.members(daemon.handle):
                 await asyncio.sleep(0.01)
 
 
