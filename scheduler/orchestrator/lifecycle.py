@@ -73,6 +73,7 @@ def launch(ctx: Context, iid: InstanceId, devices: tuple[DeviceId, ...], reason:
     live = state.live_of(iid)
     live.peak_bytes = live.awake_bytes = 0
     live.learned_run = live.served = live.inherited = live.slow = live.refused = False
+    live.watched = True
     live.emptied_at_s = live.exit_reason = live.returned_at_s = None
     live.fingerprint = spec.fingerprint()
     live.launched_at_s = ctx.now_s
@@ -275,11 +276,10 @@ def on_found(ctx: Context, event: Found) -> None:
         ctx.state.instances[instance.id] = replace(ctx.instance(instance.id), goal=GOAL_AWAKE)
     elif event.state == "asleep":
         level = event.level or instance.level or instance.goal.level or 1
-        footprint = ctx.state.facts_of(instance.model).footprint
-        claim = Claim({d: footprint.residue(level) for d in instance.devices}, instance.claim.host_bytes)
         reason = Reason(Code.ADOPTED, "found asleep after the daemon's restart") if restarted else instance.reason
-        raised = claim.at_least(ctx.state.measured_of(instance.id))
-        ctx.transition(instance.id, ProbedAsleep(at_s=ctx.now_s, level=level, claim=raised, reason=reason))
+        claim = instance.claim.at_least(ctx.state.measured_of(instance.id))  # a failed wake keeps what it mapped: measure first
+        ctx.transition(instance.id, ProbedAsleep(at_s=ctx.now_s, level=level, claim=claim, reason=reason))
+        ctx.emit(Measure(devices=instance.devices))
         if ctx.instance(instance.id).failures.wake >= 2:
             stop_now(ctx, instance.id, Reason(Code.WAKE_FAILED, "it could not be woken twice: started afresh"), "retry")
     elif event.state == "launching" and instance.launch_deadline_s is not None:

@@ -112,10 +112,23 @@ def learn(ctx: Context, instance: Instance) -> None:
             _learn_awake(ctx, instance, most)
         elif not live.learned_run:  # taken during the start, and told only now
             live.peak_bytes = max(live.peak_bytes, most)
+    elif instance.phase is Phase.ASLEEP:
+        _settle_asleep(ctx, instance)
     current = ctx.instance(instance.id)
     raised = current.claim.at_least(live.measured)
     if raised is not current.claim and current.has_process:
         ctx.set_claim(current.id, raised)
+
+
+def _settle_asleep(ctx: Context, instance: Instance) -> None:
+    """A sleeper that was found, not seen falling asleep, gives up its claim once it was measured."""
+    measured = measured_since(ctx, instance, instance.since_s)
+    if measured is None:
+        return
+    residue = ctx.state.facts_of(instance.model).footprint.residue(instance.level or 1)
+    least = {d: min(instance.claim.on(d), max(residue, measured[d])) for d in instance.devices}
+    if least != dict(instance.claim.device_bytes):
+        ctx.set_claim(instance.id, replace(instance.claim, device_bytes=least))
 
 
 def _learn_awake(ctx: Context, instance: Instance, most: int) -> None:
@@ -125,7 +138,9 @@ def _learn_awake(ctx: Context, instance: Instance, most: int) -> None:
     if most <= live.awake_bytes:
         return
     live.awake_bytes = most
-    facts.learned = facts.learned.with_more(most) if live.learned_run else facts.learned.with_run(most, live.peak_bytes)
+    # a start that nobody watched from its beginning says nothing about its peak: what was planned with stands
+    peak = live.peak_bytes if live.watched else max(live.peak_bytes, facts.footprint.start_peak_bytes)
+    facts.learned = facts.learned.with_more(most) if live.learned_run else facts.learned.with_run(most, peak)
     live.learned_run = True
     remember(ctx, instance)
     claim = seated(ctx, instance)

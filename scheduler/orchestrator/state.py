@@ -55,6 +55,7 @@ class Live:
     effect_at_s: float = 0.0  # when the transition in progress began
     launched_at_s: float | None = None  # when the start in progress began; None = nobody knows any more
     measured: dict[DeviceId, int] = field(default_factory=dict)
+    watched: bool = False  # this daemon saw the start of this run from its beginning
     peak_bytes: int = 0  # most seen during the start in progress
     awake_bytes: int = 0  # most seen while awake in this run
     learned_run: bool = False

@@ -275,6 +275,16 @@ def test_after_a_restart_a_start_keeps_its_deadline_and_a_stop_goes_on() -> None
     assert world.phase("b") == "stopped"
 
 
+def test_a_restart_in_the_middle_of_a_start_does_not_forget_its_peak() -> None:
+    knobs = Behaviour(awake_bytes=2 * GIB, loading_bytes=12 * GIB, start_s=20.0, levels=())
+    world = Plain({"gpu0": 24}, a=knobs)
+    world.ask("a")
+    world.run(19.8)
+    world.restart()
+    world.settle()
+    assert world.state.facts_of(world.specs["a"].name).footprint.launch_bytes() >= 12 * GIB
+
+
 def test_what_died_while_nobody_looked_is_found_out() -> None:
     world = two()
     iid = world.instance("a").id

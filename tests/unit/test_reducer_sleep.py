@@ -119,6 +119,21 @@ def test_a_failed_wake_claims_its_awake_footprint_until_it_is_looked_at() -> Non
     assert world.instance("a").claim.total_bytes >= 16 * GIB
 
 
+def test_what_a_failed_wake_keeps_mapped_is_not_given_to_another() -> None:
+    """The last sample may be older than the failed wake and show a sleeper that held nothing."""
+    knobs = Behaviour(awake_bytes=11 * GIB, wake_s=0.0, wake_errors=1)
+    world = Plain({"gpu0": 24}, a=knobs, b=Behaviour(awake_bytes=22 * GIB, levels=()), c=Behaviour(awake_bytes=22 * GIB, levels=()))
+    for model in "ab":
+        world.ask(model)
+        world.run(10)
+    world.ask("a")
+    world.ask("c")
+    world.settle()
+    assert set(world.ends()) == {"ok"}
+    assert not world.overflows
+    assert world.instance("a").claim.total_bytes < GIB or world.phase("a") != "asleep"
+
+
 def test_a_sleeper_that_dies_is_started_afresh() -> None:
     world = pair()
     world.settle()
