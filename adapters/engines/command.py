@@ -136,9 +136,7 @@ async def _steps(endpoint: Endpoint, steps: Sequence[tuple[str, float]], timeout
 
 
 async def _says_asleep(endpoint: Endpoint, timeout_s: float) -> bool:
-    try:
-        reply = await get(endpoint.base_url, SLEEP_STATE_PATH, timeout_s=timeout_s, api_key=endpoint.api_key)
-    except CallFailed:
-        return False
+    """Any answer but a plain yes is a no. Raises CallFailed without one: a sleeper that was not heard is not ready."""
+    reply = await get(endpoint.base_url, SLEEP_STATE_PATH, timeout_s=timeout_s, api_key=endpoint.api_key)
     body = reply.json()
     return reply.status == 200 and isinstance(body, dict) and body.get("is_sleeping") is True
