@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 from scheduler.domain.claims import Claim
 from scheduler.domain.errors import InvariantViolated
 from scheduler.domain.ids import ActionId, DeviceId, HoldId, InstanceId
-from scheduler.domain.instance import EMPTY_PHASES, GROWING_PHASES, SHRINKING_PHASES, Drained, DrainIntended, Forced, Instance, Phase
+from scheduler.domain.instance import (
+    EMPTY_PHASES,
+    GROWING_PHASES,
+    SHRINKING_PHASES,
+    Drained,
+    DrainIntended,
+    Forced,
+    Instance,
+    Phase,
+    StopIntended,
+)
 from scheduler.domain.plan import Move
 from scheduler.domain.reasons import Code
 from scheduler.orchestrator.effects import Effect, FinishAction, GrantLease, Journal, Launch, RefuseHold, Wake
@@ -211,7 +221,8 @@ def _check_transition(before: Before, effect: Journal, state: State) -> Iterable
             yield f"I3: {iid} is forced, but nobody asked for it"
     if line.event == DrainIntended.__name__ and (line.reason.code is Code.NONE or not line.reason.text):
         yield f"I6: {iid} is drained without a reason"
-    shrinking = line.target in SHRINKING_PHASES and line.event == Drained.__name__
+    asked = line.event == StopIntended.__name__ and line.cause.startswith("action:")
+    shrinking = line.target in SHRINKING_PHASES and (line.event == Drained.__name__ or asked)
     if shrinking and any(_grows_beside(other, effect.instance) for other in state.instances.values()):
         yield f"I2: {iid} shrinks beside a grow on {', '.join(effect.instance.devices)}"
 

@@ -22,7 +22,7 @@ from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import FinishAction
 from scheduler.orchestrator.events import Asked, ModelsChanged
 from scheduler.orchestrator.state import ModelFacts, Wish
-from scheduler.orchestrator.view import last_used, picture
+from scheduler.orchestrator.view import grows_beside, last_used, picture
 from scheduler.planner.inputs import Availability, Exit, Seat
 
 #: How long the second half of a restart waits for its seat.
@@ -173,6 +173,8 @@ def _grant_wish(ctx: Context, iid: InstanceId, wish: Wish) -> bool:
         _hold_for(ctx, instance.model, wish.action, RESTART_PATIENCE_S, "local")
         return True
     stoppable = instance.phase in (Phase.LAUNCHING, Phase.WAKING, Phase.UNKNOWN)
+    if grows_beside(state, instance):
+        return False  # it serves on meanwhile: a drain that cannot end would only keep its clients waiting
     if stoppable and wish.goal.phase is Phase.STOPPED and wish.action is not None:
         lifecycle.stop_now(ctx, iid, wish.reason, wish.cause)
         return True

@@ -107,7 +107,37 @@ def cases(draw: st.DrawFn, most: int = 7) -> tuple[Picture, Target]:
     )
 
 
-@given(case=cases())
+@st.composite
+def tight_cases(draw: st.DrawFn) -> tuple[Picture, Target]:
+    """One full device, everybody may go, regrets and sizes close to each other: where bounds go wrong."""
+    sizes = draw(st.lists(st.integers(10, 60), min_size=4, max_size=7))
+    found = []
+    for n, size in enumerate(sizes):
+        regret = size / 10 + draw(st.integers(-10, 10)) / 7
+        exits = [_exit(None, DEVICES[:1], size, size, 0, max(0.0, regret * draw(st.sampled_from([1.0, 1.3]))))]
+        if draw(st.booleans()):
+            exits.insert(0, _exit(1, DEVICES[:1], size - 5, size - 5, draw(st.integers(0, 30)), max(0.0, regret)))
+        found.append(
+            Seat(
+                instance=InstanceId(f"m{n}#0"),
+                model=ModelName(f"m{n}"),
+                phase=Phase.AWAKE,
+                devices=DEVICES[:1],
+                claim=Claim({DEVICES[0]: size}),
+                availability=Availability.IDLE,
+                exits=tuple(exits),
+            )
+        )
+    info = DeviceInfo(id=DEVICES[0], kind="nvidia", name="n", index=0, uuid="u", capacity_bytes=sum(sizes))
+    device = DeviceView(info=info, health=Health.OK, free_bytes=info.margin_bytes, foreign_bytes=0)
+    picture = Picture(
+        now_s=0.0, devices={info.id: device}, seats=tuple(found), host=HostView(limit_bytes=draw(st.integers(0, 90)), claimed_bytes=0)
+    )
+    need = draw(st.integers(1, sum(sizes) - info.margin_bytes))
+    return picture, Target(instance=TARGET, model=ModelName("wanted"), sets=(DEVICES[:1],), need_bytes=need, own_claim=Claim())
+
+
+@given(case=st.one_of(cases(), tight_cases()))
 def test_nothing_cheaper_exists(case: tuple[Picture, Target]) -> None:
     picture, target = case
     verdict, expected = evict(picture, target), oracle.best(picture, target)

@@ -98,6 +98,27 @@ def test_two_clients_that_keep_a_busy_cannot_starve_b(wait_s: float) -> None:
     assert set(world.ends()) == {"ok"}
 
 
+def test_long_answers_are_gated_early_enough_for_the_first_deadline() -> None:
+    """A full turn plus the drain plus the switch would be too late: the gate closes by the waiter's deadline."""
+    world = Plain({"gpu0": 24}, a=BIG, b=BIG)
+    world.ask("a", 20, for_s=12.0)  # it is learned how long its answers take
+    world.settle()
+    world.order("stop", "a")
+    world.settle()
+
+    def keep_busy() -> None:
+        world.ask("a", for_s=12.0, wait_s=600)
+        if world.now_s < 200:
+            world.later(1.0, keep_busy)
+
+    keep_busy()
+    world.run(5)
+    (waiter,) = world.ask("b", wait_s=30)
+    world.run(31)
+    assert waiter.end in ("granted", "ok")
+    world.settle()
+
+
 def test_a_turn_lasts_its_length_when_there_is_time() -> None:
     world = Plain({"gpu0": 24}, policy=Policy(turn_factor=4.0), a=BIG, b=BIG)
 

@@ -331,3 +331,37 @@ def test_nobody_grows_beside_a_start_that_was_not_measured_since() -> None:
     world.settle()
     assert client.end == "ok"
     assert not world.overflows
+
+
+def test_nobody_grows_beside_a_crash_that_comes_in_the_middle_of_a_move() -> None:
+    """Invariant I2: the checks after every event see a start beside somebody who gives memory back."""
+    world = Plain(
+        {"gpu0": 34}, a=STOPPER, b=Behaviour(awake_bytes=10 * GIB, levels=(), free_lag_s=6.0), c=Behaviour(awake_bytes=14 * GIB, levels=())
+    )
+    for model in "ab":
+        world.ask(model)
+        world.run(5)
+    world.order("stop", "a")
+    world.ask("c")
+    world.crash("b")
+    world.settle()
+    assert world.ends("c") == ["ok"]
+
+
+@pytest.mark.parametrize("found_first", [True, False])
+def test_nobody_is_put_away_beside_a_start_that_was_adopted(found_first: bool) -> None:
+    """A start that outlived the daemon belongs to no move; what its neighbour gives back would still mislead it."""
+    world = Plain({"gpu0": 24}, a=A, b=Behaviour(awake_bytes=10 * GIB, start_s=20.0))
+    world.ask("a")
+    world.run(10)
+    world.ask("b")
+    world.run(5)
+    world.restart()
+    if found_first:
+        world.run(4)
+    action = world.order("stop", "a")
+    world.run(5)
+    assert (world.phase("a"), world.phase("b")) == ("awake", "launching")
+    world.settle()
+    assert world.finished[action].ok
+    assert world.when("Stop", "a")[0] >= 30.0

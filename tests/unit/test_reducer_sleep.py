@@ -1,15 +1,19 @@
 """Sleeping and waking: believed when measured, denied when useless, recovered when it fails."""
 
+from dataclasses import replace
+
 import pytest
 
-from scheduler.domain.ids import DeviceId
+from scheduler.domain.ids import DeviceId, holder_of
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
+from scheduler.orchestrator.events import Sampled
 from tests.support.behaviour import Behaviour
 from tests.support.plain import Plain
 from tests.support.world import device
 
 A = Behaviour(awake_bytes=16 * GIB)
+GPU = DeviceId("gpu0")
 
 
 def pair(**more: object) -> Plain:
@@ -45,6 +49,16 @@ def test_sleep_is_believed_only_on_a_sample_that_began_after_the_reply() -> None
     assert not stale
     world.run_until(lambda: world.phase("a") == "asleep")
     assert min(s.started_at_s for s in world.state.samples.values()) >= returned
+
+
+def test_a_sample_from_before_the_reply_confirms_nothing() -> None:
+    world = pair()
+    world.run_until(lambda: world.state.live_of(world.instance("a").id).returned_at_s is not None)
+    returned = world.now_s
+    for began, phase in ((returned - 0.1, "falling_asleep"), (returned, "asleep")):
+        sample = replace(world.state.samples[GPU], started_at_s=began, own={holder_of(world.instance("a").id): 0})
+        world.play(Sampled(at_s=world.now_s, samples=(sample,)))
+        assert world.phase("a") == phase
 
 
 def test_memory_that_is_seen_free_late_is_waited_for() -> None:
