@@ -122,6 +122,8 @@ def availability_of(state: State, instance: Instance, beneficiary: ModelName | N
         return Availability.LOCKED, Reason(Code.WAITING_MOVE, f"it is {instance.phase.value.replace('_', ' ')}"), None
     if state.owned_devices() & set(instance.devices):
         return Availability.LOCKED, Reason(Code.WAITING_MOVE, "its device is changing hands"), None
+    if grows_beside(state, instance):
+        return Availability.LOCKED, Reason(Code.WAITING_MOVE, "a start on its device is under way"), None
     if instance.phase is Phase.ASLEEP:
         return Availability.IDLE, None, None
     facts = state.facts_of(instance.model)

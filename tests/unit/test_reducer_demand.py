@@ -113,8 +113,8 @@ def test_long_answers_are_gated_early_enough_for_the_first_deadline() -> None:
 
     keep_busy()
     world.run(5)
-    (waiter,) = world.ask("b", wait_s=30)
-    world.run(31)
+    (waiter,) = world.ask("b", wait_s=28)
+    world.run(29)
     assert waiter.end in ("granted", "ok")
     world.settle()
 

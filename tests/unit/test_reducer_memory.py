@@ -279,7 +279,7 @@ def test_a_restart_in_the_middle_of_a_start_does_not_forget_its_peak() -> None:
     knobs = Behaviour(awake_bytes=2 * GIB, loading_bytes=12 * GIB, start_s=20.0, levels=())
     world = Plain({"gpu0": 24}, a=knobs)
     world.ask("a")
-    world.run(19.8)
+    world.run(19.95)
     world.restart()
     world.settle()
     assert world.state.facts_of(world.specs["a"].name).footprint.launch_bytes() >= 12 * GIB
@@ -335,17 +335,35 @@ def test_nobody_grows_beside_a_start_that_was_not_measured_since() -> None:
 
 def test_nobody_grows_beside_a_crash_that_comes_in_the_middle_of_a_move() -> None:
     """Invariant I2: the checks after every event see a start beside somebody who gives memory back."""
-    world = Plain(
-        {"gpu0": 34}, a=STOPPER, b=Behaviour(awake_bytes=10 * GIB, levels=(), free_lag_s=6.0), c=Behaviour(awake_bytes=14 * GIB, levels=())
-    )
-    for model in "ab":
+    world = Plain({"gpu0": 34}, a=STOPPER, b=STOPPER, c=Behaviour(awake_bytes=14 * GIB, levels=()))
+    for model in "ba":
         world.ask(model)
         world.run(5)
-    world.order("stop", "a")
+    world.sample_takes_s = 1.0
     world.ask("c")
-    world.crash("b")
+    leaving = next(m for m in "ab" if world.phase(m) != "awake")
+    world.run_until(lambda: world.state.live_of(world.instance(leaving).id).emptied_at_s is not None)
+    world.run(0.5)
+    assert world.phase(leaving) == "stopping"
+    world.crash("b" if leaving == "a" else "a")
     world.settle()
     assert world.ends("c") == ["ok"]
+
+
+def test_an_adopted_start_is_not_disturbed_by_shedding() -> None:
+    world = Plain({"gpu0": 24}, a=A, b=Behaviour(awake_bytes=10 * GIB, start_s=20.0))
+    world.ask("a")
+    world.run(10)
+    world.ask("b")
+    world.run(5)
+    world.restart()
+    world.run(2)
+    world.foreign = {GPU: 6 * GIB}
+    world.run(5)
+    assert (world.phase("a"), world.phase("b")) == ("awake", "launching")
+    assert world.ask("a")[0].end == "granted"
+    world.settle()
+    assert "asleep" in (world.phase("a"), world.phase("b"))
 
 
 @pytest.mark.parametrize("found_first", [True, False])
