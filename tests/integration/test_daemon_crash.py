@@ -7,10 +7,8 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import pytest
 
 from tests.support.behaviour import Child
 from tests.support.fake_knobs import Speech
@@ -171,42 +169,3 @@ async def test_a_sleeper_is_adopted_asleep_and_the_dead_are_not_adopted(tmp_path
         await daemon.check_books()
         [child] = await daemon.children("dies")
         os.kill(child, signal.SIGKILL)  # it ignores TERM, which would cost this test ten seconds
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(330)
-@pytest.mark.parametrize("seed", range(2))
-async def test_killed_again_and_again_under_load(tmp_path: Path, seed: int) -> None:
-    """Twelve times kill -9 at an arbitrary moment while clients ask for three models of which one fits."""
-    models: dict[str, Any] = {}
-    for number, name in enumerate("abc"):
-        children = (Child(outlives=True, ignores_term=True, keeps_token=False),) if name == "c" else ()
-        models |= fake(name, mib=BIG, knobs={"start_s": 0.3, "children": children}, speech=Speech(tokens=4, token_s=0.02 * (number + 1)))
-    answered = 0
-
-    async def client(daemon: House, name: str) -> None:
-        nonlocal answered
-        while True:
-            try:
-                status, text = await daemon.chat(name, stream=name == "b")
-                assert status in (200, 502, 503), text
-                answered += status == 200
-            except aiohttp.ClientError:
-                await asyncio.sleep(0.1)  # the daemon is away
-
-    quick: dict[str, Any] = {"defaults": {"min_awake": "0s"}, "gateway": {"turn_factor": 1}}
-    async with house(tmp_path, models, SEAT, within_s=300, **quick) as daemon:
-        clients = [asyncio.create_task(client(daemon, name)) for name in "aabbcc"]
-        for number in range(12):
-            await asyncio.sleep(0.05 + (number * 7919 + seed * 104729) % 1000 / 500)
-            await daemon.kill()
-            await daemon.start()
-        before = answered
-        async with asyncio.timeout(120):
-            while answered < before + 20:
-                await asyncio.sleep(0.1)
-        for task in clients:
-            task.cancel()
-        await asyncio.wait(clients)
-        assert [task for task in clients if not task.cancelled()] == []
-        assert [status for status, _ in [await daemon.chat(name) for name in "abc"]] == [200] * 3

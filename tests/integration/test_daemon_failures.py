@@ -263,7 +263,7 @@ async def test_a_database_that_cannot_commit(tmp_path: Path) -> None:
         resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, limits)
         async with asyncio.timeout(20):
             while (await daemon.status())["degraded"]:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.02)
         assert (await daemon.chat("b"))[0] == 200
         assert [row["phase"] for row in daemon.rows("SELECT phase FROM instances WHERE model = 'c'")] == ["stopped"]
 

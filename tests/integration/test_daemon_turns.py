@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.fake_knobs import Speech
 from tests.support.house import House, events_of, fake, house, words_of
+from tests.support.pace import pause
 from tests.support.real import MIB
 
 SEAT = {"cpu0": 256 * MIB}
@@ -98,7 +99,7 @@ async def test_overlapping_traffic_cannot_starve_the_other_model(tmp_path: Path,
     answers: dict[str, list[int]] = {"a": [], "b": []}
 
     async def keep_busy(daemon: House, offset: float) -> None:
-        await asyncio.sleep(offset)  # half a request later than the other: their requests overlap
+        await pause(offset)  # half a request later than the other: their requests overlap
         while True:
             answers["a"].append((await daemon.chat("a"))[0])
 

@@ -17,7 +17,7 @@ from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.supervisor import HEALTH_EVERY_S, Supervisor
 from scheduler.ports.engine import Answer, Endpoint, Probe
 from scheduler.ports.launcher import ExitInfo, ProcessHandle
-from scheduler.simulator.virtual_time import VirtualClock
+from scheduler.simulator.virtual_time import VirtualClock, elapse
 
 pytestmark = pytest.mark.virtual_time
 IID = InstanceId("a#0")
@@ -91,7 +91,7 @@ async def after_a_lost_request(clock: VirtualClock, engine: Scripted, seconds: f
     said.clear()
     await asyncio.sleep(0)
     await supervisor.carry_out(CheckNow(instance=IID, launch=LaunchId(1), seq=1))
-    await asyncio.sleep(seconds)
+    await elapse(seconds)
     await supervisor.close()
     return said
 
@@ -136,7 +136,7 @@ async def until_ready(clock: VirtualClock, answers: list[Answer], owned: list[bo
     supervisor = Supervisor(IID, parts_of(clock, Scripted(STARTING, *answers), Ports(True, *owned)), said.append)
     supervisor.adopt(replace(record(), pid=2, start_ticks=3))
     finding = asyncio.create_task(supervisor.carry_out(Find(instance=IID, launch=LaunchId(1), seq=1, started_before=True)))
-    await asyncio.sleep(30.0)
+    await elapse(30.0)
     await supervisor.close()
     await asyncio.wait([finding])
     assert isinstance(said[0], Found)
