@@ -113,7 +113,7 @@ def test_long_answers_are_gated_early_enough_for_the_first_deadline() -> None:
 
     keep_busy()
     world.run(5)
-    (waiter,) = world.ask("b", wait_s=28)
+    (waiter,) = world.ask("b", wait_s=22)
     world.run(29)
     assert waiter.end in ("granted", "ok")
     world.settle()

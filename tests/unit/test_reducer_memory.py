@@ -281,7 +281,7 @@ def test_a_restart_in_the_middle_of_a_start_does_not_forget_its_peak() -> None:
     world.ask("a")
     world.run(19.95)
     world.restart()
-    world.settle()
+    world.run(5)
     assert world.state.facts_of(world.specs["a"].name).footprint.launch_bytes() >= 12 * GIB
 
 
