@@ -118,9 +118,11 @@ class Chaos:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
 
     async def rest(self) -> None:
-        """Nothing happens any more: the same clients are served on and on."""
-        before = self.told["answered"]
+        """Nothing happens any more: the disk is seen to be well again, and the same clients are served on and on."""
         async with asyncio.timeout(120):
+            while (await self.daemon.status())["degraded"]:
+                await pause(0.1)
+            before = self.told["answered"]
             while self.told["answered"] < before + 40:
                 await pause(0.1)
 
