@@ -50,10 +50,10 @@ async def test_a_client_that_leaves_the_queue_starts_nothing(tmp_path: Path) -> 
 
 async def test_the_engine_hears_at_once_that_a_client_has_left(tmp_path: Path) -> None:
     async with house(tmp_path, fake("a", speech=Speech(tokens=1000, token_s=0.05)), SEAT) as daemon:
-        for stream in (True, False):
+        for sent, stream in enumerate((True, False), start=1):
             asking = asyncio.create_task(daemon.chat("a", stream=stream, max_tokens=1000))
             await daemon.until_model("a", lambda a: a["active"] == 1)
-            while not await daemon.asked("a"):
+            while len(await daemon.asked("a")) < sent:
                 await asyncio.sleep(0.01)
             assert await outcome(daemon, "a") == "open"
             await leaves(asking)

@@ -28,9 +28,10 @@ def deadline(daemon: House, model: str) -> float:
 
 
 async def leader(daemon: House, model: str) -> int:
-    """Process id of an engine that is just being started, as soon as it has one."""
+    """Process id of an engine that is just being started, once it is let through its gate: before that it dies with the daemon."""
     found = await daemon.until_model(model, lambda m: bool(m["instances"]) and m["instances"][0]["pid"] is not None)
     pid: int = found["instances"][0]["pid"]
+    await until(lambda: b"fake_engine.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
     return pid
 
 
@@ -38,7 +39,7 @@ async def test_one_awake_one_launching_one_stopping(tmp_path: Path) -> None:
     orphan = Child(outlives=True, ignores_term=True, keeps_token=False)
     models = (
         fake("awake", device="cpu0")
-        | fake("launching", device="cpu1", knobs={"start_s": 1.0, "listens_early": False}, start_timeout="5m")
+        | fake("launching", device="cpu1", knobs={"start_s": 3.0, "listens_early": False}, start_timeout="5m")
         | fake("stopping", device="cpu2", knobs={"children": (orphan,)})
     )
     async with house(tmp_path, models, THREE) as daemon:
@@ -82,7 +83,8 @@ async def test_one_awake_one_launching_one_stopping(tmp_path: Path) -> None:
 
 
 async def test_requests_that_were_held_die_with_the_daemon_and_start_nothing_afterwards(tmp_path: Path) -> None:
-    models = fake("a", mib=BIG, speech=Speech(tokens=1000, token_s=0.05)) | fake("b", mib=BIG) | fake("c", device="cpu1")
+    models = fake("a", mib=BIG, speech=Speech(tokens=1000, token_s=0.05)) | fake("b", mib=BIG)
+    models |= fake("c", device="cpu1", knobs={"start_s": 3.0, "listens_early": False})
     devices = {**SEAT, "cpu1": 128 * MIB}
     async with house(tmp_path, models, devices) as daemon:
         streaming = asyncio.create_task(daemon.chat("a", stream=True, max_tokens=1000))
