@@ -14,6 +14,7 @@ class Hub:
         self._server: asyncio.Server | None = None
         self._arrived = asyncio.Condition()
         self._actors: dict[str, tuple[int, asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        self._accepted: list[asyncio.StreamWriter] = []  # also of actors that have not reported yet: a test may end before they do
 
     async def __aenter__(self) -> "Hub":
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -22,11 +23,16 @@ class Hub:
     async def __aexit__(self, *_exception: object) -> None:
         assert self._server is not None
         self._server.close()
-        for actor in self._actors.values():
-            actor[2].close()
+        for writer in self._accepted:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in self._accepted), return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        name, pid = (await reader.readline()).decode().split()
+        self._accepted.append(writer)
+        report = (await reader.readline()).decode().split()
+        if not report:
+            return  # it ended, or the test did, before it said who it is
+        name, pid = report
         async with self._arrived:
             self._actors[name] = (int(pid), reader, writer)
             self._arrived.notify_all()
