@@ -591,6 +591,7 @@ async def test_group_with_a_stranger_in_it_is_signalled_one_by_one(launcher: Pro
 
 async def test_process_that_keeps_forking_away_is_killed(launcher: ProcessLauncher, hub: Hub, tmp_path: Path) -> None:
     handle = await start(launcher, hub.argv("fork", "hopper", "serve", "engine"), tmp_path)
+    await hub.pid("hopper")  # one that is killed before it has called us would be waited for without end
     hopping = asyncio.create_task(hub.tell("hopper", "hop"))
     with pytest.raises(ConnectionError):
         await hub.tell("engine", "exit 0")
