@@ -7,6 +7,7 @@ from scheduler.domain.errors import NotFound
 from scheduler.gateway.inference import Inference
 from scheduler.gateway.metrics import GatewayMetrics, NoMetrics
 from scheduler.gateway.models import error_response, list_models, one_model
+from scheduler.gateway.server_log import SERVER_LOG
 from scheduler.gateway.settings import GatewaySettings
 from scheduler.orchestrator.readiness import Readiness
 from scheduler.ports.clock import Clock
@@ -58,7 +59,14 @@ def make_runner(app: web.Application, *, shutdown_timeout_s: float = 60.0) -> we
     ``handler_cancellation`` is how a client that goes away while it is held, or while its answer is generated, is
     noticed at all: without it aiohttp lets handlers run on.
     """
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout_s, keepalive_timeout=IDLE_S)
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        logger=SERVER_LOG,
+        shutdown_timeout=shutdown_timeout_s,
+        keepalive_timeout=IDLE_S,
+    )
 
 
 def _inference_handler(inference: Inference, endpoint: str) -> Handler:

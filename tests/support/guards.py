@@ -2,11 +2,13 @@
 
 * A callback that keeps an event loop from running for more than :data:`LIMIT_S` fails the test (marker ``may_block``
   opts out). One blocking call in the daemon stalls every stream of every client, and no assertion notices.
+* An error in the log of our HTTP servers fails it (``may_fail_tasks``): clients' doings are none, a bug of ours is one.
 * An unexpected exception in a task started with ``scheduler.telemetry.tasks.spawn`` fails it (``may_fail_tasks``).
 * The marker ``virtual_time`` runs the test and its async fixtures on a :class:`VirtualLoop`.
 """
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -15,6 +17,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from scheduler.gateway.server_log import SERVER_LOG
 from scheduler.simulator.virtual_time import VirtualClock, VirtualLoop
 from scheduler.telemetry.tasks import unexpected_failures
 
@@ -89,12 +92,35 @@ def blocked_callbacks(limit_s: float = LIMIT_S) -> Generator[list[str]]:
         delay.close()
 
 
+class _ServerErrors(logging.Handler):
+    """Collects what our HTTP servers log as errors."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage())
+
+
+@contextmanager
+def _server_errors() -> Generator[list[str]]:
+    handler = _ServerErrors()
+    SERVER_LOG.addHandler(handler)
+    try:
+        yield handler.found
+    finally:
+        SERVER_LOG.removeHandler(handler)
+
+
 def _guarded(item: pytest.Item) -> Generator[None, object, object]:
     failures = unexpected_failures()
-    with blocked_callbacks() as blocked:
+    with blocked_callbacks() as blocked, _server_errors() as server_errors:
         result = yield
     if blocked and item.get_closest_marker("may_block") is None:
         pytest.fail(f"{'; '.join(blocked)} (limit {LIMIT_S} s): move the work to a thread or cut it into pieces", pytrace=False)
+    if server_errors and item.get_closest_marker("may_fail_tasks") is None:
+        pytest.fail(f"an HTTP server of ours logged: {'; '.join(server_errors)}; see the captured log", pytrace=False)
     failed = unexpected_failures() - failures
     if failed and item.get_closest_marker("may_fail_tasks") is None:
         pytest.fail(f"{failed} spawned task(s) ended with an unexpected exception; see the captured log", pytrace=False)
