@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from scheduler.api.schemas import Action, ActionError, Progress, SideEffect, Verb
 from scheduler.domain.errors import NotFound
-from scheduler.domain.ids import ActionId, ModelName, instance_id
+from scheduler.domain.ids import ACTION_CAUSE, ActionId, CauseId, ModelName, MoveId, instance_id, model_of
 from scheduler.domain.instance import Instance, Phase
+from scheduler.domain.plan import Move, MoveState
 from scheduler.orchestrator.effects import FinishAction
+from scheduler.orchestrator.estimates import eta_seconds
 from scheduler.orchestrator.state import State
 from scheduler.ports.clock import Clock
 from scheduler.store.actions import StoredAction
@@ -33,8 +35,9 @@ class _Entry:
     finished_at: float | None = None
     duration_s: float | None = None
     after: Instance | None = None
+    grown_bytes: int = 0
     interrupted: int = 0
-    also: list[SideEffect] = field(default_factory=list)
+    also: dict[MoveId, list[SideEffect]] = field(default_factory=dict)
 
 
 class ActionBook:
@@ -69,7 +72,7 @@ class ActionBook:
             created_s=self._clock.monotonic(),
             before=before,
             level=level,
-            held_bytes=self._held(model) or 0,
+            held_bytes=self._held(model),
         )
         self._store(self._entries[action])
         for old in [e for e in self._entries.values() if e.ended.is_set()][: max(0, len(self._entries) - KEPT)]:
@@ -85,6 +88,7 @@ class ActionBook:
         entry.finished_at = self._clock.wall()
         entry.duration_s = round(self._clock.monotonic() - entry.created_s, 3)
         entry.after = self._state.instances.get(instance_id(entry.model))
+        entry.grown_bytes = self._held(entry.model) - entry.held_bytes
         entry.ended.set()
         self._store(entry)
 
@@ -104,11 +108,22 @@ class ActionBook:
             )
         )
 
-    def note_move(self, cause: str, puts_away: list[SideEffect]) -> None:
-        """An action's move puts others away."""
-        entry = self._entries.get(cause.removeprefix("action:"))
+    def note_move(self, move: Move) -> None:
+        """A move has been opened or has ended: what it does to others belongs to the action that caused it."""
+        entry = self._caused_by(move.cause)
         if entry is not None:
-            entry.also += [effect for effect in puts_away if effect.model != entry.model]
+            others = [step for step in move.steps if model_of(step.instance) != entry.model]
+            done = [SideEffect(model=model_of(step.instance), action=_word(step.goal.phase)) for step in others]
+            entry.also[move.id] = [] if move.state is MoveState.CANCELLED else done
+
+    def note_cut(self, cause: CauseId, count: int) -> None:
+        """``count`` requests are cut short."""
+        entry = self._caused_by(cause)
+        if entry is not None:
+            entry.interrupted += count
+
+    def _caused_by(self, cause: CauseId) -> _Entry | None:
+        return self._entries.get(cause.removeprefix(ACTION_CAUSE)) if cause.startswith(ACTION_CAUSE) else None
 
     async def wait(self, action_id: str, seconds: float) -> Action:
         """The action when it has ended, or as it is after ``seconds``."""
@@ -132,8 +147,6 @@ class ActionBook:
         entry = self._entry(action_id)
         now = self._state.instances.get(instance_id(entry.model)) or Instance(id=instance_id(entry.model))
         after = entry.after or now
-        held = self._held(entry.model)
-        grown = None if held is None else held - entry.held_bytes
         done = entry.result is not None
         return Action(
             id=entry.id,
@@ -148,28 +161,30 @@ class ActionBook:
             level=after.level,
             devices=list(after.devices or entry.before.devices),
             changed=None if not done else after.phase is not entry.before.phase or after.launch != entry.before.launch,
-            freed_bytes=-grown if done and grown is not None and grown < 0 else None,
-            taken_bytes=grown if done and grown is not None and grown > 0 else None,
+            freed_bytes=-entry.grown_bytes if entry.grown_bytes < 0 else None,
+            taken_bytes=entry.grown_bytes if entry.grown_bytes > 0 else None,
             duration_s=entry.duration_s,
             interrupted=entry.interrupted,
-            also=entry.also,
+            also=[effect for effects in entry.also.values() for effect in effects],
             progress=None if done else self._progress(entry, now),
             error=self._error(entry),
         )
 
-    def _held(self, model: ModelName) -> int | None:
-        """Measured bytes of a model now; None when it runs and was not measured yet."""
+    def _held(self, model: ModelName) -> int:
+        """Bytes of a model now: what was measured in this phase, else its claim."""
         found = self._state.instances.get(instance_id(model))
         if found is None or not found.has_process:
             return 0
-        measured = self._state.measured_of(found.id)
-        return sum(measured.values()) if measured else None
+        measured = {d: b for d, b in self._state.measured_of(found.id).items() if self._state.samples[d].started_at_s >= found.since_s}
+        return sum(measured.values()) if measured else found.claim.total_bytes
 
     def _progress(self, entry: _Entry, now: Instance) -> Progress:
         elapsed = self._clock.monotonic() - entry.created_s
         reason = self._state.hold_reasons.get(entry.model)
         text = reason.text if reason is not None and now.phase is not Phase.AWAKE else ""
-        return Progress(phase=now.phase.value, elapsed_s=round(elapsed, 1), text=text)
+        hold = next((h for h in self._state.holds_of(entry.model) if h.action == entry.id), None)
+        eta_s = eta_seconds(self._state, hold) if hold is not None else None
+        return Progress(phase=now.phase.value, elapsed_s=round(elapsed, 1), eta_s=None if eta_s is None else round(eta_s, 1), text=text)
 
     def _error(self, entry: _Entry) -> ActionError | None:
         result = entry.result
@@ -177,3 +192,7 @@ class ActionBook:
             return None
         line = self._log_line(entry.model)
         return ActionError(code=result.code or "failed", message=result.message, fix=result.fix, log_line=line or None)
+
+
+def _word(goal: Phase) -> str:
+    return {Phase.ASLEEP: "slept", Phase.AWAKE: "woken"}.get(goal, "stopped")

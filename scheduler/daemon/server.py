@@ -19,10 +19,10 @@ from scheduler.daemon.plane import DaemonPlane
 from scheduler.daemon.prometheus import Exposition
 from scheduler.daemon.status import StatusBuilder
 from scheduler.domain.errors import Conflict, Permanent, Temporary
-from scheduler.domain.ids import ModelName, instance_id
+from scheduler.domain.ids import CauseId, ModelName, instance_id
 from scheduler.gateway.app import make_runner, mount, mount_fallback
 from scheduler.gateway.settings import GatewaySettings
-from scheduler.orchestrator.effects import FinishAction, Tell
+from scheduler.orchestrator.effects import Effect, FinishAction, SaveMove, Tell
 from scheduler.orchestrator.kernel import Hooks
 from scheduler.ports.clock import Clock
 from scheduler.store.actions import StoredAction, save_action
@@ -48,7 +48,7 @@ class Server:
         self.addresses: list[str] = []
         started = clock.wall()
         self._exposition = Exposition(VERSION)
-        hooks = Hooks(finished=self._finished, told=self._told, interrupted=self._interrupted)
+        hooks = Hooks(finished=self._finished, told=self._told, effects=self._effects, interrupted=self._interrupted)
         self._house = compose(loaded, hooks, on_commit=self._exposition.committed)
         kernel = self._house.kernel
         self._status = StatusBuilder(
@@ -80,8 +80,14 @@ class Server:
         self._exposition.told(effect)
         self.plane.news.set()
 
-    def _interrupted(self, count: int) -> None:
+    def _effects(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, SaveMove):
+                self._actions.note_move(effect.move)
+
+    def _interrupted(self, cause: CauseId, count: int) -> None:
         self._status.interrupted += count
+        self._actions.note_cut(cause, count)
 
     def _save_action(self, action: StoredAction) -> None:
         saved = self._house.writer.submit(lambda conn: save_action(conn, action), "action")

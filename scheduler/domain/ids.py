@@ -13,6 +13,9 @@ MoveId = NewType("MoveId", int)
 ActionId = NewType("ActionId", str)
 CauseId = NewType("CauseId", str)  # "hold:7", "action:a3", "plan:12", "exit:4", ...
 
+#: How the cause begins of what an operator's action brought about; the action's id follows.
+ACTION_CAUSE = "action:"
+
 
 def instance_id(model: ModelName, ordinal: int = 0) -> InstanceId:
     """The id of a model's n-th instance (n = 0 until replicas exist)."""

@@ -114,7 +114,7 @@ def _drain_deadline(ctx: Context, instance: Instance) -> None:
     running = len(leases)
     if move is not None and ctx.state.policy.interrupt:
         ctx.state.moves[move.id] = replace(move, force=True)
-        ctx.emit(CutLeases(leases=leases, cause=f"{instance.model} makes room: {move.reason.text}"))
+        ctx.emit(CutLeases(leases=leases, cause=move.cause))
         ctx.set_deadline(instance.id, ctx.now_s + FORCE_GRACE_S)
         ctx.tell("interrupted", instance.model, f"{running} requests on {instance.model} are cut after its drain_timeout")
         return

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.domain.errors import HotseatError, NotFound, Temporary
-from scheduler.domain.ids import DeviceId, HoldId, LeaseId, ModelName
+from scheduler.domain.ids import CauseId, DeviceId, HoldId, LeaseId, ModelName
 from scheduler.domain.lease import Hold, Lease, Outcome
 from scheduler.domain.model import ModelSpec
 from scheduler.orchestrator.effects import CutLeases, FinishAction, GrantLease, RefuseHold, Tell
@@ -26,7 +26,7 @@ class Listeners:
     finished: Callable[[FinishAction], None] = lambda _e: None
     told: Callable[[Tell], None] = lambda _e: None
     measure: Callable[[tuple[DeviceId, ...]], None] = lambda _d: None
-    cut: Callable[[int], None] = lambda _n: None
+    cut: Callable[[CauseId, int], None] = lambda _c, _n: None
 
 
 class HeldTicket:
@@ -173,11 +173,12 @@ class ReadinessDesk:
 
     def cut(self, effect: CutLeases) -> None:
         """Tell the relays to end these requests with an error event."""
-        for lease in effect.leases:
-            event = self._cuts.get(lease)
-            if event is not None:
-                event.set()
-        self.listeners.cut(len(effect.leases))
+        events = [self._cuts[lease] for lease in effect.leases if lease in self._cuts]
+        fresh = [event for event in events if not event.is_set()]
+        for event in fresh:
+            event.set()
+        if fresh:
+            self.listeners.cut(effect.cause, len(fresh))
 
     def finished(self, effect: FinishAction) -> None:
         """An action has ended."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from scheduler.domain.claims import Footprint
 from scheduler.domain.errors import HotseatError
-from scheduler.domain.ids import ActionId, DeviceId, HoldId, InstanceId, LaunchId, LeaseId, ModelName
+from scheduler.domain.ids import ActionId, CauseId, DeviceId, HoldId, InstanceId, LaunchId, LeaseId, ModelName
 from scheduler.domain.instance import Instance, Transition
 from scheduler.domain.launch import LaunchEnd
 from scheduler.domain.learned import Learned
@@ -124,10 +124,10 @@ class RefuseHold(Effect):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutLeases(Effect):
-    """Tell the relay to end these requests with an error event, before the engine is touched."""
+    """Tell the relay to end these requests with an error event, before the engine is touched. ``cause``: who wants it."""
 
     leases: tuple[LeaseId, ...]
-    cause: str
+    cause: CauseId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

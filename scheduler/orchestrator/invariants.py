@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from scheduler.domain.claims import Claim
 from scheduler.domain.errors import InvariantViolated
-from scheduler.domain.ids import ActionId, DeviceId, HoldId, InstanceId
+from scheduler.domain.ids import ACTION_CAUSE, ActionId, DeviceId, HoldId, InstanceId
 from scheduler.domain.instance import (
     EMPTY_PHASES,
     GROWING_PHASES,
@@ -221,7 +221,7 @@ def _check_transition(before: Before, effect: Journal, state: State) -> Iterable
             yield f"I3: {iid} is forced, but nobody asked for it"
     if line.event == DrainIntended.__name__ and (line.reason.code is Code.NONE or not line.reason.text):
         yield f"I6: {iid} is drained without a reason"
-    asked = line.event == StopIntended.__name__ and line.cause.startswith("action:")
+    asked = line.event == StopIntended.__name__ and line.cause.startswith(ACTION_CAUSE)
     shrinking = line.target in SHRINKING_PHASES and (line.event == Drained.__name__ or asked)
     if shrinking and any(_grows_beside(other, effect.instance) for other in state.instances.values()):
         yield f"I2: {iid} shrinks beside a grow on {', '.join(effect.instance.devices)}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from scheduler.domain.claims import Footprint
 from scheduler.domain.errors import HotseatError
-from scheduler.domain.ids import ModelName, instance_id
+from scheduler.domain.ids import CauseId, ModelName, instance_id
 from scheduler.domain.instance import ConfigChanged, Phase
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code, Reason
@@ -42,7 +42,7 @@ class Hooks:
 
     finished: Callable[[FinishAction], None] = lambda _e: None
     told: Callable[[Tell], None] = lambda _e: None
-    interrupted: Callable[[int], None] = lambda _n: None
+    interrupted: Callable[[CauseId, int], None] = lambda _c, _n: None
     observe: Callable[[Happening, State], None] | None = None
     effects: Callable[[list[Effect]], None] = field(default=lambda _e: None)
 

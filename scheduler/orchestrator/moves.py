@@ -153,7 +153,7 @@ def _begin_drain(ctx: Context, move: Move, step: Step) -> None:
     ctx.transition(step.instance, event)
     leases = tuple(sorted(ctx.state.live_of(step.instance).leases))
     if move.force and leases:
-        ctx.emit(CutLeases(leases=leases, cause=move.reason.text))
+        ctx.emit(CutLeases(leases=leases, cause=move.cause))
     if leases:
         ctx.tell("draining", model, f"{model} takes no new requests; {len(leases)} in flight will be finished", cause=move.reason.text)
 
@@ -164,11 +164,11 @@ def is_forced(ctx: Context, move: Move | None, iid: InstanceId) -> bool:
     return (move is not None and move.force) or (wish is not None and wish.force)
 
 
-def cut(ctx: Context, iid: InstanceId, reason: Reason) -> None:
+def cut(ctx: Context, iid: InstanceId, cause: CauseId) -> None:
     """An operator will not wait for a drain that is under way: tell the relay, then end it after a moment."""
     leases = tuple(sorted(ctx.state.live_of(iid).leases))
     if leases:
-        ctx.emit(CutLeases(leases=leases, cause=reason.text))
+        ctx.emit(CutLeases(leases=leases, cause=cause))
     ctx.set_deadline(iid, ctx.now_s + FORCE_GRACE_S)
 
 

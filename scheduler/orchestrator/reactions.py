@@ -7,7 +7,7 @@
 from dataclasses import replace
 
 from scheduler.domain.errors import HotseatError, InvariantViolated, NotFound, Permanent, Temporary
-from scheduler.domain.ids import CauseId, HoldId, LeaseId, ModelName, instance_id
+from scheduler.domain.ids import ACTION_CAUSE, CauseId, HoldId, LeaseId, ModelName, instance_id
 from scheduler.domain.instance import EMPTY_PHASES, GoalChanged, Instance, Phase
 from scheduler.domain.lease import Hold, Lease
 from scheduler.domain.reasons import Code, Reason
@@ -280,7 +280,7 @@ def _open(ctx: Context, model: ModelName, fits: Fits) -> None:
     by_hold = bool(holds) or state.facts_of(model).turn_kept_until_s > ctx.now_s
     cause = CauseId(f"hold:{holds[0].id}" if holds else "plan" if not by_hold else "turn")
     if holds and holds[0].action is not None:
-        cause = CauseId(f"action:{holds[0].action}")
+        cause = CauseId(f"{ACTION_CAUSE}{holds[0].action}")
     away = ", ".join(f"{leave.seat.model} to {leave.exit.goal}" for leave in fits.leaves)
     freed = sum(sum(leave.exit.claim_freed.values()) for leave in fits.leaves)
     code = Code.REQUESTED if by_hold else Code.ALWAYS

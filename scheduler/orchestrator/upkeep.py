@@ -1,6 +1,6 @@
 """What is done without a request behind it: operators' actions, changed and removed models, idle time, over-full devices."""
 
-from scheduler.domain.ids import ActionId, CauseId, DeviceId, HoldId, InstanceId, ModelName, instance_id
+from scheduler.domain.ids import ACTION_CAUSE, ActionId, CauseId, DeviceId, HoldId, InstanceId, ModelName, instance_id
 from scheduler.domain.instance import (
     EMPTY_PHASES,
     GOAL_STOPPED,
@@ -69,7 +69,7 @@ def _ask_wake(ctx: Context, iid: InstanceId, event: Asked) -> None:
         _finish(ctx, event.action, True, "", f"{event.model} is awake already")
         return
     if instance.phase in (Phase.BACKOFF, Phase.FAILED):
-        ctx.transition(iid, Reset(at_s=ctx.now_s, cause=CauseId(f"action:{event.action}")))
+        ctx.transition(iid, Reset(at_s=ctx.now_s, cause=CauseId(f"{ACTION_CAUSE}{event.action}")))
     _replace_wish(ctx, iid, event)
     _hold_for(ctx, event.model, event.action, event.patience_s, event.by)
 
@@ -114,7 +114,7 @@ def _ask_sleep(ctx: Context, iid: InstanceId, event: Asked) -> None:
 
 def _ask_stop(ctx: Context, iid: InstanceId, event: Asked) -> None:
     instance = ctx.instance(iid)
-    cause = CauseId(f"action:{event.action}")
+    cause = CauseId(f"{ACTION_CAUSE}{event.action}")
     if instance.phase is Phase.BACKOFF:
         ctx.transition(iid, GoalChanged(at_s=ctx.now_s, cause=cause, reason=Reason(Code.ASKED, f"stopped by {event.by}")))
     if ctx.instance(iid).phase in EMPTY_PHASES:
@@ -122,7 +122,7 @@ def _ask_stop(ctx: Context, iid: InstanceId, event: Asked) -> None:
         return
     _wish(ctx, iid, GOAL_STOPPED, event, restart=False)
     if event.force and instance.phase is Phase.DRAINING:
-        moves.cut(ctx, iid, ctx.state.wishes[iid].reason)
+        moves.cut(ctx, iid, cause)
 
 
 def _ask_restart(ctx: Context, iid: InstanceId, event: Asked) -> None:
@@ -137,7 +137,7 @@ def _wish(ctx: Context, iid: InstanceId, goal: Goal, event: Asked, *, restart: b
     words = {"sleep": "put to sleep", "stop": "stopped", "restart": "restarted"}[event.verb]
     ctx.state.wishes[iid] = Wish(
         goal=goal,
-        cause=CauseId(f"action:{event.action}"),
+        cause=CauseId(f"{ACTION_CAUSE}{event.action}"),
         reason=Reason(Code.ASKED, f"{words} by {event.by}"),
         force=event.force,
         action=event.action,

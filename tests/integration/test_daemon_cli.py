@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,16 @@ async def test_a_day_in_words(tmp_path: Path) -> None:
     models = sleeper("nap", mib=60, aliases=["n"]) | fake("plain")
     async with house(tmp_path, models, SEAT) as daemon:
         assert "2 stopped: nap plain" in await said(daemon, "status")
-        assert (await said(daemon, "wake plain")).startswith("started plain on cpu0: ")
+        assert re.match(r"started plain on cpu0: \d+ MiB in \d", await said(daemon, "wake plain"))
         assert "undo: hotseat stop nap" in await said(daemon, "wake n")
         status = (await said(daemon, "status")).splitlines()
         assert "2 models: 2 awake" in status[0]
         seats = [line.split()[:3] for line in status if line.startswith(("nap", "plain"))]
         assert seats == [["nap", "awake", "cpu0"], ["plain", "awake", "cpu0"]]
 
-        assert (await said(daemon, "sleep nap")).startswith("slept nap: ")
+        assert re.match(r"slept nap: \d+ MiB freed in \d", await said(daemon, "sleep nap"))
         assert "nap  asleep 1  on cpu0" in await said(daemon, "status nap")
-        assert (await said(daemon, "wake nap")).startswith("woke nap on cpu0: ")
+        assert re.match(r"woke nap on cpu0: \d+ MiB in \d", await said(daemon, "wake nap"))
         for words in ("sleep plain", "sleep nap --level 2"):
             assert "sleep_unsupported" in await said(daemon, words, code=6)
 
@@ -73,12 +74,21 @@ async def test_cutting_a_stream_short_is_for_those_who_say_now(tmp_path: Path) -
         await daemon.until_model("a", lambda a: a["active"] == 1)
         waiting = asyncio.create_task(daemon.cli("stop", "a"))
         await daemon.until("a", "draining")
-        assert (await said(daemon, "stop a --now")).startswith("stopped a: ")
-        assert (await waiting)[0] == 0
+        assert ", 1 request cut short; undo: " in await said(daemon, "stop a --now")
+        assert "cut short" not in "".join(str(part) for part in await waiting)
         status, text = await streaming
         assert (status, "[DONE]" in text) == (200, False)
         assert '"code": "engine_lost"' in text
         assert (await daemon.status())["interrupted"] == 1
+
+
+async def test_whoever_makes_room_is_named(tmp_path: Path) -> None:
+    async with house(tmp_path, fake("a") | sleeper("nap") | fake("b", mib=150), {"cpu0": 200 * MIB}) as daemon:
+        for name in ("a", "nap"):
+            await said(daemon, f"wake {name}")
+        first, *others = (await said(daemon, "wake b")).splitlines()
+        assert first.startswith("started b on cpu0: ")
+        assert sorted(others) == ["  also: a stopped", "  also: nap stopped"]
 
 
 async def failure_card(daemon: House, model: str) -> dict[str, str]:
