@@ -63,6 +63,7 @@ async def run(start_s: float, baseline_s: float) -> dict[str, Any]:
     models = {"slow": stub("cpu0", start_s), "quick": stub("cpu1", 0.0), "other": stub("cpu1", 0.0)}
     with tempfile.TemporaryDirectory() as folder:
         daemon = RealDaemon(Path(folder), models, {"cpu0": 1024 * MIB, "cpu1": 1024 * MIB})
+        daemon.log_level = "info"  # as in production
         await daemon.start()
         try:
             await daemon.chat("quick")

@@ -17,6 +17,7 @@ from scheduler.daemon.compose import compose, host_limit_bytes
 from scheduler.daemon.logfiles import tend
 from scheduler.daemon.plane import DaemonPlane
 from scheduler.daemon.prometheus import Exposition
+from scheduler.daemon.self_check import SelfCheck
 from scheduler.daemon.status import StatusBuilder
 from scheduler.domain.errors import Conflict, Permanent, Temporary
 from scheduler.domain.ids import CauseId, ModelName, instance_id
@@ -48,7 +49,14 @@ class Server:
         self.addresses: list[str] = []
         started = clock.wall()
         self._exposition = Exposition(VERSION)
-        hooks = Hooks(finished=self._finished, told=self._told, effects=self._effects, interrupted=self._interrupted)
+        self._self_check = SelfCheck()
+        hooks = Hooks(
+            finished=self._finished,
+            told=self._told,
+            effects=self._effects,
+            interrupted=self._interrupted,
+            observe=self._self_check.observe,
+        )
         self._house = compose(loaded, hooks, on_commit=self._exposition.committed)
         kernel = self._house.kernel
         self._status = StatusBuilder(
@@ -81,6 +89,7 @@ class Server:
         self.plane.news.set()
 
     def _effects(self, effects: list[Effect]) -> None:
+        self._self_check.effects(effects)
         for effect in effects:
             if isinstance(effect, SaveMove):
                 self._actions.note_move(effect.move)
@@ -107,6 +116,7 @@ class Server:
         sockets.append(bind_control_socket(settings.state_dir / CONTROL_SOCKET, policy.group_gid))
         kernel = self._house.kernel
         await kernel.start(self._loaded.models, host_limit_bytes())
+        self._self_check.begin(kernel.state)
         app = web.Application()
         gateway = GatewaySettings(keepalive_s=settings.gateway.keepalive_s, max_body_bytes=settings.gateway.max_body_bytes)
         mount_control(app, self.plane, policy)

@@ -31,6 +31,8 @@ from scheduler.orchestrator.state import State
 
 #: Phases that must end by themselves. Draining is not among them: answers are never cut for others.
 _BOUNDED = frozenset({Phase.LAUNCHING, Phase.FALLING_ASLEEP, Phase.WAKING, Phase.STOPPING, Phase.UNKNOWN})
+#: Ended holds that a second end is noticed of; a daemon at debug level may run for weeks.
+_REMEMBERED_HOLDS = 10_000
 _MOVING = GROWING_PHASES | SHRINKING_PHASES
 
 
@@ -272,6 +274,8 @@ class HoldLedger:
             return [f"I4: hold {hold} is {how} after it was {self.ended.get(hold, 'never seen')}"]
         self.open.discard(hold)
         self.ended[hold] = how
+        if len(self.ended) > _REMEMBERED_HOLDS:
+            del self.ended[next(iter(self.ended))]
         return []
 
 

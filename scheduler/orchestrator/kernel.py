@@ -43,7 +43,8 @@ class Hooks:
     finished: Callable[[FinishAction], None] = lambda _e: None
     told: Callable[[Tell], None] = lambda _e: None
     interrupted: Callable[[CauseId, int], None] = lambda _c, _n: None
-    observe: Callable[[Happening, State], None] | None = None
+    observe: Callable[[Happening, State], None] = lambda _e, _s: None
+    broken: Callable[[Exception], None] = lambda _e: None
     effects: Callable[[list[Effect]], None] = field(default=lambda _e: None)
 
 
@@ -57,7 +58,7 @@ class Kernel:
         listeners = Listeners(finished=self.hooks.finished, told=self.hooks.told, cut=self.hooks.interrupted)
         self.desk = ReadinessDesk(self.state, parts.clock, listeners)
         self.applier = Applier(self.state, parts, self.desk, self.post)
-        self.loop = ControlLoop(self.state, parts.clock, self._apply, self.hooks.observe)
+        self.loop = ControlLoop(self.state, parts.clock, self._apply, self.hooks.observe, self.hooks.broken)
         self.desk.post = self.post
         self.sampler = Sampler(self.state, parts, self.applier.supervisors, self.post)
         listeners.measure = lambda _devices: self.sampler.poke()

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 class ControlLoop:
     """Takes events, reduces, applies; wakes itself at the next deadline.
 
-    ``observe`` sees every event with the state after it (invariant checks in tests, debug checks in production).
+    ``observe`` sees every event with the state after it (invariant checks in tests, debug checks in production);
+    ``broken`` hears of an event that could not be carried through, which is a bug: tests end there.
     """
 
     def __init__(
@@ -25,12 +26,14 @@ class ControlLoop:
         state: State,
         clock: Clock,
         apply: Callable[[list[Effect]], None],
-        observe: Callable[[Happening, State], None] | None = None,
+        observe: Callable[[Happening, State], None],
+        broken: Callable[[Exception], None],
     ) -> None:
         self.state = state
         self._clock = clock
         self._apply = apply
         self._observe = observe
+        self._broken = broken
         self._queue: deque[Happening] = deque()
         self._wake = asyncio.Event()
         self.turned_at_s = clock.monotonic()
@@ -63,10 +66,8 @@ class ControlLoop:
         """One event, now."""
         try:
             self._apply(reduce(self.state, event, self._clock.wall()))
-        except Exception:  # a bug must not make the daemon deaf: the next event looks at everything again
+        except Exception as error:  # a bug must not make the daemon deaf: the next event looks at everything again
             log.exception("event %s was not carried through", type(event).__name__)
-            if self._observe is not None:
-                raise
+            self._broken(error)
             return
-        if self._observe is not None:
-            self._observe(event, self.state)
+        self._observe(event, self.state)

@@ -14,9 +14,7 @@ from scheduler.domain.instance import Phase
 from scheduler.domain.model import DeviceWish, ModelSpec
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
-from scheduler.orchestrator.events import Happening
-from scheduler.orchestrator.invariants import check
-from scheduler.orchestrator.state import Policy, State
+from scheduler.orchestrator.state import Policy
 from scheduler.simulator.virtual_time import run_virtual
 from tests.support.behaviour import NEVER, Behaviour, Child, StartFailure
 from tests.support.sim import Sim, spec
@@ -24,12 +22,6 @@ from tests.support.world import World, device
 
 pytestmark = pytest.mark.may_block  # how long a callback takes in virtual time says nothing
 Script = Callable[[Sim], Awaitable[None]]
-
-
-def invariants(event: Happening, state: State) -> None:
-    """Checked after every event."""
-    wrong = check(state)
-    assert not wrong, (event, wrong)
 
 
 def play(
@@ -47,7 +39,7 @@ def play(
     async def main() -> Sim:
         world = World([device(f"gpu{i}", 10, index=i) for i in range(devices)], behaviours)
         specs = [(models or {}).get(name, spec(name)) for name in behaviours]
-        sim = Sim(world, folder, specs, checks=[invariants], boundary=boundary, policy=policy)
+        sim = Sim(world, folder, specs, boundary=boundary, policy=policy)
         await sim.start()
         await script(sim)
         assert sim.ledger_matches() == []

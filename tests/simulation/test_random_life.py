@@ -24,9 +24,6 @@ from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.instance import EMPTY_PHASES, Phase
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
-from scheduler.orchestrator.events import Happening
-from scheduler.orchestrator.invariants import check
-from scheduler.orchestrator.state import State
 from scheduler.simulator.virtual_time import VirtualLoop
 from scheduler.telemetry.tasks import spawn
 from tests.support.behaviour import Behaviour, Child, StartFailure
@@ -67,14 +64,9 @@ class Life(RuleBasedStateMachine):
         """A fresh machine and its first daemon."""
         self.world = World([device("gpu0", 10, index=0), device("gpu1", 7, index=1)], behaviours())
         specs = [spec(name, max_wait_s=300.0, start_timeout_s=60.0) for name in NAMES]
-        self.sim = Sim(self.world, self.folder, specs, checks=[self.after_every_event])
+        self.sim = Sim(self.world, self.folder, specs)
         await self.sim.start()
         self.up = True
-
-    def after_every_event(self, event: Happening, state: State) -> None:
-        """After every event."""
-        wrong = check(state)
-        assert not wrong, (event, wrong)
 
     # --- what happens -----------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class RealDaemon:
         self.models = models
         self.devices = devices
         self.url = ""
+        self.log_level = "debug"  # with it, every invariant is checked after every event
         self.process: asyncio.subprocess.Process | None = None
 
     def write_config(self) -> None:
@@ -50,7 +51,7 @@ class RealDaemon:
     async def start(self) -> None:
         """Start it and wait until it says where it listens."""
         self.write_config()
-        command = [sys.executable, "-P", "-m", "scheduler.cli.main", "serve", "--config", str(self.config)]
+        command = [sys.executable, "-P", "-m", "scheduler.cli.main", "serve", "--log-level", self.log_level, "--config", str(self.config)]
         with (self.folder / "daemon.out").open("ab") as sink:
             self.process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=sink, env=_environment())
         assert self.process.stdout is not None
@@ -83,7 +84,16 @@ class RealDaemon:
         assert self.process is not None
         self.process.terminate()
         async with asyncio.timeout(START_S):
-            return await self.process.wait()
+            code = await self.process.wait()
+        self.check_log()
+        return code
+
+    def check_log(self) -> None:
+        """What the daemon's checks of itself have found. Raises AssertionError with it."""
+        lines = (self.folder / "daemon.out").read_text(errors="replace").splitlines()
+        assert self.log_level != "debug" or any("invariants are checked" in line for line in lines)
+        wrong = [line for line in lines if "invariant violated" in line or "was not carried through" in line]
+        assert not wrong, "\n".join(wrong)
 
     async def cli(self, *words: str) -> tuple[int, str, str]:
         """`hotseat WORDS` as a person would type it: exit code, standard output, standard error."""

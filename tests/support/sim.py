@@ -4,14 +4,15 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from scheduler.domain.errors import HotseatError
+from scheduler.domain.errors import HotseatError, InvariantViolated
 from scheduler.domain.ids import ModelName, holder_of
 from scheduler.domain.instance import Instance, Phase
 from scheduler.domain.lease import Outcome
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.units import GIB
-from scheduler.orchestrator.effects import FinishAction, Tell
+from scheduler.orchestrator.effects import Effect, FinishAction, Tell
 from scheduler.orchestrator.events import Asked, Happening
+from scheduler.orchestrator.invariants import Watch
 from scheduler.orchestrator.kernel import Hooks, Kernel
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.readiness import Usage, Want
@@ -23,12 +24,16 @@ from tests.support.world import World
 from tests.support.world_ports import ENGINE, Daemon
 
 
+class Broken(SystemExit):
+    """An invariant does not hold. Of this kind because it leaves the event loop at once, whoever awaits whatever."""
+
+
 class Crashed(BaseException):
     """The daemon is gone, as after kill -9."""
 
 
 class Sim:
-    """One daemon at a time over one world and one database file. ``checks`` are run after every event."""
+    """One daemon at a time over one world and one database file. Every invariant is looked at after every event."""
 
     def __init__(
         self,
@@ -37,19 +42,18 @@ class Sim:
         models: Sequence[ModelSpec],
         *,
         policy: Policy | None = None,
-        checks: Sequence[Callable[[Happening, State], None]] = (),
         boundary: Callable[[str], None] | None = None,
     ) -> None:
         self.world = world
         self.folder = folder
         self.models: dict[ModelName, ModelSpec] = {m.name: m for m in models}
         self.policy = policy or Policy()
-        self.checks = checks
         self.boundary = boundary or (lambda _name: None)
         self.told: list[Tell] = []
         self.finished: dict[str, FinishAction] = {}
         self.answers: list[tuple[str, str]] = []
         self._actions = 0
+        self._watch: Watch | None = None
 
     async def start(self) -> None:
         """Boot a daemon on what the last one left."""
@@ -70,9 +74,11 @@ class Sim:
             boundary=self.boundary,
             read_log=self._read_log,
         )
-        hooks = Hooks(finished=self._on_finished, told=self.told.append, observe=self._observe)
+        hooks = Hooks(finished=self._on_finished, told=self.told.append, effects=self._effects, observe=self._observe, broken=self._broken)
         self.kernel = Kernel(parts, self.policy, hooks)
+        self._watch = None  # what recovery does is no step of the reducer
         await self.kernel.start(self.models)
+        self._watch = Watch(self.kernel.state)
 
     async def _read_log(self, path: str) -> Sequence[str]:
         return self.daemon.read_log(path)
@@ -80,13 +86,26 @@ class Sim:
     def _on_finished(self, effect: FinishAction) -> None:
         self.finished[effect.action] = effect
 
+    def _effects(self, effects: list[Effect]) -> None:
+        if self._watch is not None:
+            self._watch.effects(effects)
+
     def _observe(self, event: Happening, state: State) -> None:
+        try:
+            self._look(event, state)
+        except (AssertionError, InvariantViolated) as error:
+            raise Broken(str(error)) from error
+
+    def _broken(self, error: Exception) -> None:
+        raise Broken(f"{type(error).__name__}: {error}") from error
+
+    def _look(self, event: Happening, state: State) -> None:
+        if self._watch is not None:
+            self._watch.observe(event, state)
         for device, info in state.devices.items():
             used = self.world.used_bytes(device)
             if used > info.capacity_bytes and not self.world.devices[device].foreign_bytes:
                 raise AssertionError(f"{device} holds {used / GIB:.2f} of {info.capacity_bytes / GIB:.2f} GiB after {event}")
-        for check in self.checks:
-            check(event, state)
 
     async def crash(self) -> None:
         """kill -9."""

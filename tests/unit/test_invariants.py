@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.daemon.self_check import SelfCheck
 from scheduler.domain.claims import NOTHING, even_claim
 from scheduler.domain.device import DeviceSample
 from scheduler.domain.errors import InvariantViolated, Temporary
@@ -262,3 +263,19 @@ def test_the_watch_raises_with_every_sentence() -> None:
     with pytest.raises(InvariantViolated, match="I1: a#0 grows"):
         watch.observe(Tick(at_s=10.0), world)
     watch.observe(Tick(at_s=10.0), world)  # each step is judged by itself
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_daemon_at_debug_level_logs_what_it_finds_and_goes_on(level: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(level.upper(), "scheduler.daemon.self_check")
+    world = state()
+    mine = SelfCheck()
+    mine.observe(Tick(at_s=10.0), world)  # recovery: not looked at
+    mine.begin(world)
+    mine.observe(Tick(at_s=10.0), world)
+    world.instances[A] = seated(A, Phase.LAUNCHING, 30)
+    mine.effects([grown()])
+    mine.observe(Tick(at_s=10.0), world)
+    errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert len(errors) == (level == "debug")
+    assert all("invariant violated: I1: a#0 grows" in error for error in errors)
