@@ -71,6 +71,7 @@ bench: $(DEV_STAMP)  ## the headline numbers; records go to benchmarks/results/
 
 docs: $(DEV_STAMP)  ## write the generated parts of docs/ anew
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m scheduler.config.reference docs/reference/configuration.md
 
 clean:  ## remove caches, keep .venv
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

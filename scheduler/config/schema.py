@@ -63,7 +63,12 @@ class DevicesSection(Section):
 class DiskSection(Section):
     """``disk:``"""
 
-    min_free: Part = key(Share(ratio=0.05), "percentage or size", "Free space that every writer keeps.", shown="5%")
+    min_free: Part = key(
+        Share(ratio=0.05),
+        "percentage or size",
+        "Free space beside `state_dir`; below it old logs are dropped and the status says `disk_low`.",
+        shown="5%",
+    )
 
 
 class LogsSection(Section):

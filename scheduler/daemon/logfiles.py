@@ -3,15 +3,23 @@
 import asyncio
 import logging
 import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scheduler.api.tail import read_tail
-from scheduler.config.settings import LogSettings
+from scheduler.config.settings import LogSettings, Share
+from scheduler.domain.units import human_bytes
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 30.0
 TAIL_LINES = 400
+
+#: What is left of each model's newest log while the disk is nearly full.
+_LEAST_BYTES = 1 << 20
+_FIX = "free space there, or lower disk.min_free; hotseat doctor shows the disk"
 
 
 async def read_lines(path: str) -> list[str]:
@@ -20,40 +28,103 @@ async def read_lines(path: str) -> list[str]:
     return list(piece.lines)
 
 
-async def tend(folder: Path, settings: LogSettings) -> None:
-    """For ever: keep the folder within its limits."""
-    while True:
+class LogKeeper:
+    """Keeps the folder of engine logs within its limits, and its disk above ``min_free`` as far as logs can.
+
+    ``complain`` hears once when the disk gets too full (message, fix), and once with an empty message when it is over.
+    """
+
+    def __init__(self, folder: Path, settings: LogSettings, min_free: Share, complain: Callable[[str, str], None]) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._min_free = min_free
+        self._complain = complain
+        self._low = False
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self.once()
+            await asyncio.sleep(EVERY_S)
+
+    async def once(self) -> None:
+        """Look, and trim: to the limits, or to the least when the disk is nearly full."""
         try:
-            await asyncio.to_thread(trim, folder, settings)
+            room = await asyncio.to_thread(self._look_and_trim)
         except OSError as error:
             log.warning("engine logs could not be trimmed: %s", error)
-        await asyncio.sleep(EVERY_S)
+            return
+        if room.low != self._low:
+            self._low = room.low
+            self._complain(room.message if room.low else "", _FIX)
+
+    def _look_and_trim(self) -> "_Room":
+        trim(self._folder, self._settings)
+        room = self._room()
+        if room.low:
+            trim(self._folder, replace(self._settings, size_bytes=min(_LEAST_BYTES, self._settings.size_bytes), keep=1), tails=False)
+            room = self._room()
+        return room
+
+    def _room(self) -> "_Room":
+        usage = shutil.disk_usage(self._folder)
+        least = self._min_free.of(usage.total)
+        text = f"{human_bytes(usage.free)} free on the disk of {self._folder.parent}, less than disk.min_free ({human_bytes(least)})"
+        return _Room(usage.free < least, f"{text}: old logs of engines are dropped")
 
 
-def trim(folder: Path, settings: LogSettings) -> None:
-    """Truncate what is too large, keep ``keep`` files per model and ``total_bytes`` in all, newest first."""
+@dataclass(frozen=True, slots=True)
+class _Room:
+    low: bool
+    message: str
+
+
+def trim(folder: Path, settings: LogSettings, *, tails: bool = True) -> None:
+    """Truncate what is too large, keep ``keep`` files per model and ``total_bytes`` in all, newest first.
+
+    The newest of a model stays: an engine may be writing it. ``tails`` false: cut pieces of before go as well.
+    """
     files = sorted(folder.glob("*.log"), key=lambda f: f.stat().st_mtime, reverse=True)
     kept: dict[str, int] = {}
     total = 0
     for file in files:
         model = file.name.rpartition("-")[0]
         kept[model] = kept.get(model, 0) + 1
-        size = file.stat().st_size
+        size = file.stat().st_size + _size(_tail_of(file))
         if kept[model] > 1 and (kept[model] > settings.keep or total + size > settings.total_bytes):
             file.unlink(missing_ok=True)
+            _tail_of(file).unlink(missing_ok=True)
             continue
-        if size > settings.size_bytes:
+        if file.stat().st_size > settings.size_bytes:
             _keep_the_end(file, settings.size_bytes // 2)
-            size = settings.size_bytes // 2
-        total += size
+        if not tails:
+            _tail_of(file).unlink(missing_ok=True)
+        total += file.stat().st_size + _size(_tail_of(file))
+
+
+def _tail_of(file: Path) -> Path:
+    return file.with_suffix(".log.1")
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _keep_the_end(file: Path, keep_bytes: int) -> None:
-    """Copy the end into FILE.1 and truncate FILE in place: its writer appends, so nothing else moves."""
+    """Copy the end into FILE.1 and truncate FILE in place: its writer appends, so nothing else moves.
+
+    A disk without room for the copy must not keep the file from being truncated.
+    """
     with file.open("rb") as source:
         source.seek(-keep_bytes, os.SEEK_END)
         tail = source.read()
-    old = file.with_suffix(".log.1")
-    old.write_bytes(tail)
-    os.chmod(old, 0o600)
+    old = _tail_of(file)
+    try:
+        old.write_bytes(tail)
+        os.chmod(old, 0o600)
+    except OSError as error:
+        log.warning("the end of %s was not kept: %s", file.name, error)
     os.truncate(file, 0)

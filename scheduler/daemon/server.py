@@ -14,16 +14,18 @@ from scheduler.api.service import ActOptions
 from scheduler.config.settings import Listen, Loaded
 from scheduler.daemon.actions import ActionBook
 from scheduler.daemon.compose import compose, host_limit_bytes
-from scheduler.daemon.logfiles import tend
+from scheduler.daemon.logfiles import LogKeeper
 from scheduler.daemon.plane import DaemonPlane
 from scheduler.daemon.prometheus import Exposition
 from scheduler.daemon.self_check import SelfCheck
 from scheduler.daemon.status import StatusBuilder
 from scheduler.domain.errors import Conflict, Permanent, Temporary
 from scheduler.domain.ids import CauseId, ModelName, instance_id
+from scheduler.domain.reasons import Code
 from scheduler.gateway.app import make_runner, mount, mount_fallback
 from scheduler.gateway.settings import GatewaySettings
 from scheduler.orchestrator.effects import Effect, FinishAction, SaveMove, Tell
+from scheduler.orchestrator.events import Complained
 from scheduler.orchestrator.kernel import Hooks
 from scheduler.ports.clock import Clock
 from scheduler.store.actions import StoredAction, save_action
@@ -98,6 +100,10 @@ class Server:
         self._status.interrupted += count
         self._actions.note_cut(cause, count)
 
+    def _disk_low(self, message: str, fix: str) -> None:
+        kernel = self._house.kernel
+        kernel.post(Complained(at_s=self._house.clock.monotonic(), code=Code.DISK_LOW, message=message, fix=fix))
+
     def _save_action(self, action: StoredAction) -> None:
         saved = self._house.writer.submit(lambda conn: save_action(conn, action), "action")
         saved.add_done_callback(lambda done: done.cancelled() or done.exception())  # a full disk is told of elsewhere
@@ -127,7 +133,8 @@ class Server:
         for sock in sockets:
             await web.SockSite(self._runner, sock).start()
         self.addresses = [_url(sock) for sock in sockets if sock.family is not socket.AF_UNIX]
-        self._scope.spawn(tend(settings.state_dir / "logs", settings.logs), "logs")
+        keeper = LogKeeper(settings.state_dir / "logs", settings.logs, settings.disk_min_free, self._disk_low)
+        self._scope.spawn(keeper.run(), "logs")
         self._scope.spawn(self._exposition.watch(kernel.state, self._house.clock.monotonic), "metrics")
 
     async def stop(self) -> None:

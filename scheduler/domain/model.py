@@ -73,7 +73,6 @@ class ModelSpec:
     cwd: str = ""
     upstream_model: str = ""
     ready_path: str = ""
-    stop_command: tuple[str, ...] = ()
     sleep_steps: tuple[HttpStep, ...] = ()
     wake_steps: tuple[HttpStep, ...] = ()
     devices: DeviceWish = field(default_factory=DeviceWish)

@@ -30,6 +30,8 @@ class Code(StrEnum):
     WAITING_RETRY = "waiting_retry"
     WAITING_START = "waiting_start"
     STORE_UNAVAILABLE = "store_unavailable"
+    # the machine
+    DISK_LOW = "disk_low"
     # failures of engines
     EXECUTABLE_MISSING = "executable_missing"
     MODEL_MISSING = "model_missing"

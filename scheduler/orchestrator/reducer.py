@@ -169,10 +169,14 @@ def _on_store_recovered(ctx: Context, event: StoreRecovered) -> None:
 
 
 def _on_complained(ctx: Context, event: Complained) -> None:
+    code = event.code.value
+    known = ctx.state.degraded.pop(code, None)
     if event.message:
-        ctx.state.degraded[event.code.value] = (event.message, event.fix, ctx.state.wall)
-    else:
-        ctx.state.degraded.pop(event.code.value, None)
+        ctx.state.degraded[code] = (event.message, event.fix, known[2] if known is not None else ctx.state.wall)
+    if known is None and event.message:
+        ctx.tell(code, "", event.message)
+    if known is not None and not event.message:
+        ctx.tell(code, "", f"{code} is over")
 
 
 _HANDLERS: dict[type[Happening], Callable[[Context, Any], None]] = {

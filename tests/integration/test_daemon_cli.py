@@ -91,6 +91,17 @@ async def test_whoever_makes_room_is_named(tmp_path: Path) -> None:
         assert sorted(others) == ["  also: a stopped", "  also: nap stopped"]
 
 
+async def test_a_nearly_full_disk_is_said_and_serving_goes_on(tmp_path: Path) -> None:
+    async with house(tmp_path, fake("a"), SEAT, disk={"min_free": "1000TiB"}) as daemon:
+        assert (await daemon.chat("a"))[0] == 200
+        lines = (await said(daemon, "status")).splitlines()
+        (complaint,) = [n for n, line in enumerate(lines) if "less than disk.min_free" in line]
+        assert lines[complaint].startswith("! disk low ")
+        assert "fix: free space there" in lines[complaint + 1]
+        assert "disk_low" in await said(daemon, "events")
+        assert 'hotseat_degraded{code="disk_low"} 1' in await daemon.text("/metrics")
+
+
 async def failure_card(daemon: House, model: str) -> dict[str, str]:
     """The card of a model whose start has failed; between two tries there is none, so it is asked for again."""
     while True:

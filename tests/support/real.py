@@ -117,6 +117,11 @@ class RealDaemon:
         async with aiohttp.ClientSession() as client, client.get(self.url + path) as answer:
             return await answer.json()
 
+    async def text(self, path: str) -> str:
+        """GET a text."""
+        async with aiohttp.ClientSession() as client, client.get(self.url + path) as answer:
+            return await answer.text()
+
     async def status(self) -> dict[str, Any]:
         """GET status."""
         found: dict[str, Any] = await self.get("/control/v1/status")

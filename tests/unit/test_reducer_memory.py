@@ -9,6 +9,7 @@ from scheduler.domain.ids import DeviceId
 from scheduler.domain.instance import GOAL_AWAKE, Phase
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
+from scheduler.orchestrator import events as ev
 from tests.support.behaviour import Behaviour
 from tests.support.plain import Plain
 
@@ -62,6 +63,23 @@ def test_the_complaint_ends_with_its_cause() -> None:
     world.foreign = {}
     world.run(2)
     assert not world.state.degraded
+
+
+def test_a_complaint_of_the_shell_is_told_once_and_keeps_its_beginning() -> None:
+    world = two()
+
+    def complain(message: str) -> None:
+        world.play(ev.Complained(at_s=world.now_s, code=Code.DISK_LOW, message=message, fix="free space"))
+
+    complain("3 GiB free")
+    world.run(60)
+    complain("2 GiB free")
+    ((key, (message, fix, since)),) = world.state.degraded.items()
+    assert (key, message, fix, world.state.wall - since) == ("disk_low", "2 GiB free", "free space", 60.0)
+    complain("")
+    complain("")
+    assert world.state.degraded == {}
+    assert [line.message for line in world.told if line.kind == "disk_low"] == ["3 GiB free", "disk_low is over"]
 
 
 def test_growth_beyond_the_claim_raises_the_claim_at_once_and_sheds() -> None:
