@@ -2,14 +2,16 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast, get_args
 
 from scheduler.api.schemas import Action, ActionError, Progress, SideEffect, Verb
 from scheduler.domain.errors import NotFound
 from scheduler.domain.ids import ACTION_CAUSE, ActionId, CauseId, ModelName, MoveId, instance_id, model_of
 from scheduler.domain.instance import Instance, Phase
 from scheduler.domain.plan import Move, MoveState
+from scheduler.domain.reasons import Code
 from scheduler.orchestrator.effects import FinishAction
 from scheduler.orchestrator.estimates import eta_seconds
 from scheduler.orchestrator.state import State
@@ -41,7 +43,7 @@ class _Entry:
 
 
 class ActionBook:
-    """Remembers the last KEPT actions of this daemon. Every action is also stored, so that ids go on across restarts."""
+    """Remembers the last KEPT actions of this daemon, and ``past``: those of earlier ones, which are stored for that."""
 
     def __init__(
         self,
@@ -50,7 +52,11 @@ class ActionBook:
         first: int,
         log_line: Callable[[ModelName], str],
         save: Callable[[StoredAction], None],
+        past: Sequence[StoredAction] = (),
     ) -> None:
+        self._past: dict[str, Action] = {
+            action.id: _of_the_past(action) for action in past if action.model and action.verb in get_args(Verb)
+        }
         self._save = save
         self._state = state
         self._clock = clock
@@ -94,7 +100,7 @@ class ActionBook:
 
     def _store(self, entry: _Entry) -> None:
         result = entry.result
-        told = {} if result is None else {"code": result.code, "message": result.message}
+        told = {} if result is None else {"code": result.code, "message": result.message, "fix": result.fix}
         self._save(
             StoredAction(
                 id=entry.id,
@@ -127,6 +133,8 @@ class ActionBook:
 
     async def wait(self, action_id: str, seconds: float) -> Action:
         """The action when it has ended, or as it is after ``seconds``."""
+        if action_id in self._past:
+            return self._past[action_id]
         entry = self._entry(action_id)
         try:
             async with asyncio.timeout(seconds):
@@ -138,12 +146,14 @@ class ActionBook:
     def _entry(self, action_id: str) -> _Entry:
         entry = self._entries.get(action_id)
         if entry is None:
-            fix = "actions are kept until the daemon restarts; see `hotseat events`"
+            fix = f"the last {KEPT} actions are kept; see `hotseat events`"
             raise NotFound(f"no action {action_id!r}", code="action_not_found", fix=fix)
         return entry
 
     def show(self, action_id: str) -> Action:
         """The action as it stands."""
+        if action_id in self._past:
+            return self._past[action_id]
         entry = self._entry(action_id)
         now = self._state.instances.get(instance_id(entry.model)) or Instance(id=instance_id(entry.model))
         after = entry.after or now
@@ -192,6 +202,33 @@ class ActionBook:
             return None
         line = self._log_line(entry.model)
         return ActionError(code=result.code or "failed", message=result.message, fix=result.fix, log_line=line or None)
+
+
+#: How an action ended whose daemon ended first.
+LOST = {
+    "code": Code.RESTARTED.value,
+    "message": "the daemon ended before the action did",
+    "fix": "look where the model stands with hotseat status MODEL, and ask again if it is still wanted",
+}
+
+
+def _of_the_past(stored: StoredAction) -> Action:
+    """An action of an earlier daemon, as far as it was stored."""
+    told = {**(LOST if stored.ended_at is None else {}), **(stored.result or {})}
+    failed = stored.state != "done"
+    text = {name: str(told.get(name) or "") for name in ("code", "message", "fix")}
+    text["fix"] = text["fix"].replace("MODEL", str(stored.model))
+    return Action(
+        id=stored.id,
+        verb=cast(Verb, stored.verb),
+        model=str(stored.model),
+        by=stored.principal,
+        state="failed" if failed else "done",
+        created_at=stored.created_at,
+        finished_at=stored.ended_at,
+        duration_s=None if stored.ended_at is None else round(max(0.0, stored.ended_at - stored.created_at), 3),
+        error=ActionError(**{**text, "code": text["code"] or "failed"}) if failed else None,
+    )
 
 
 def _word(goal: Phase) -> str:

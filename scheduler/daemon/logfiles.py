@@ -11,6 +11,7 @@ from pathlib import Path
 from scheduler.api.tail import read_tail
 from scheduler.config.settings import LogSettings, Share
 from scheduler.domain.units import human_bytes
+from scheduler.telemetry.redact import redact_text
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +24,9 @@ _FIX = "free space there, or lower disk.min_free; hotseat doctor shows the disk"
 
 
 async def read_lines(path: str) -> list[str]:
-    """The last lines of an engine's log, for finding out why it ended."""
+    """The last lines of an engine's log, for finding out why it ended: what comes of them is stored and shown, so no secrets."""
     piece = await asyncio.to_thread(read_tail, Path(path), TAIL_LINES)
-    return list(piece.lines)
+    return [redact_text(line) for line in piece.lines]
 
 
 class LogKeeper:

@@ -96,7 +96,7 @@ class DaemonPlane:
             unlisted=spec.unlisted,
             memory=self._memory(model),
             starts=[_start(record, end) for record, end in launches],
-            log_line=redact_text(self._log_line(model, launches)) or None,
+            log_line=self._log_line(model, launches) or None,
         )
 
     def _memory(self, model: ModelName) -> Memory:

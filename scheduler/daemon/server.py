@@ -12,7 +12,7 @@ from scheduler.api.control_socket import NAME as CONTROL_SOCKET
 from scheduler.api.control_socket import bind_control_socket
 from scheduler.api.service import ActOptions
 from scheduler.config.settings import Listen, Loaded
-from scheduler.daemon.actions import ActionBook
+from scheduler.daemon.actions import KEPT, LOST, ActionBook
 from scheduler.daemon.compose import compose, host_limit_bytes
 from scheduler.daemon.logfiles import LogKeeper
 from scheduler.daemon.plane import DaemonPlane
@@ -28,7 +28,7 @@ from scheduler.orchestrator.effects import Effect, FinishAction, SaveMove, Tell
 from scheduler.orchestrator.events import Complained
 from scheduler.orchestrator.kernel import Hooks
 from scheduler.ports.clock import Clock
-from scheduler.store.actions import StoredAction, save_action
+from scheduler.store.actions import StoredAction, close_actions, recent_actions, save_action
 from scheduler.store.journal import last_ids
 from scheduler.telemetry.tasks import TaskScope
 from scheduler.version import VERSION
@@ -69,7 +69,8 @@ class Server:
             state_dir=loaded.settings.state_dir,
         )
         first = self._house.database.read_now(last_ids).action + 1
-        self._actions = ActionBook(kernel.state, clock, first, self._log_line, self._save_action)
+        past = self._house.database.read_now(lambda conn: recent_actions(conn, KEPT))
+        self._actions = ActionBook(kernel.state, clock, first, self._log_line, self._save_action, past)
         self.plane = DaemonPlane(
             kernel,
             self._status,
@@ -123,6 +124,7 @@ class Server:
         kernel = self._house.kernel
         await kernel.start(self._loaded.models, host_limit_bytes())
         self._self_check.begin(kernel.state)
+        await self._house.writer.submit(lambda conn: close_actions(conn, self._house.clock.wall(), LOST), "actions")
         app = web.Application()
         gateway = GatewaySettings(keepalive_s=settings.gateway.keepalive_s, max_body_bytes=settings.gateway.max_body_bytes)
         mount_control(app, self.plane, policy)

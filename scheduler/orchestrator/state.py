@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from scheduler.domain.claims import Footprint
 from scheduler.domain.device import DeviceInfo, DeviceSample
 from scheduler.domain.ids import ActionId, CauseId, DeviceId, HoldId, InstanceId, LaunchId, LeaseId, ModelName, MoveId, holder_of
-from scheduler.domain.instance import Goal, Instance, Phase
+from scheduler.domain.instance import Goal, Instance
 from scheduler.domain.learned import Learned, combine
 from scheduler.domain.lease import Hold, Lease
 from scheduler.domain.model import ModelSpec
@@ -203,8 +203,3 @@ class State:
         """The launch an instance runs."""
         found = self.instances.get(instance)
         return found.launch if found is not None else None
-
-
-def is_serving(instance: Instance) -> bool:
-    """Whether it may get new requests, as far as its phase goes."""
-    return instance.phase is Phase.AWAKE

@@ -6,13 +6,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
-from scheduler.domain.errors import NotFound
 from scheduler.domain.ids import ActionId, ModelName
 from scheduler.store.codec import dumps, loads
 from scheduler.store.rows import upsert
 from scheduler.store.tables import actions
 
 RUNNING = "running"
+FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,23 +47,10 @@ def save_action(conn: Connection, action: StoredAction) -> None:
     )
 
 
-def end_action(conn: Connection, action: ActionId, state: str, at: float, result: Mapping[str, object]) -> None:
-    """Close an action at wall time ``at``; raises NotFound (``store_no_row``)."""
-    values = {"state": state, "ended_at": at, "result": dumps(result)}
-    if conn.execute(update(actions).where(actions.c.id == action).values(values)).rowcount == 0:
-        raise NotFound(f"no action {action} in the database", code="store_no_row")
-
-
-def load_action(conn: Connection, action: ActionId) -> StoredAction | None:
-    """One action."""
-    row = conn.execute(select(actions).where(actions.c.id == action)).one_or_none()
-    return None if row is None else _action_of(row)
-
-
-def open_actions(conn: Connection) -> list[StoredAction]:
-    """Actions without an end, oldest first."""
-    query = select(actions).where(actions.c.ended_at.is_(None)).order_by(actions.c.created_at, actions.c.id)
-    return [_action_of(row) for row in conn.execute(query)]
+def close_actions(conn: Connection, at: float, result: Mapping[str, object]) -> None:
+    """What an earlier daemon left running failed with it; ``at`` = wall time."""
+    values = {"state": FAILED, "ended_at": at, "result": dumps(result)}
+    conn.execute(update(actions).where(actions.c.ended_at.is_(None)).values(values))
 
 
 def recent_actions(conn: Connection, limit: int = 100) -> list[StoredAction]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, select
 
 from scheduler.domain.claims import Footprint, Source
 from scheduler.domain.ids import ModelName
@@ -63,8 +63,3 @@ def load_footprints(conn: Connection, model: ModelName | None = None) -> list[St
         )
         for row in conn.execute(query)
     ]
-
-
-def forget_footprints(conn: Connection, model: ModelName) -> int:
-    """Drop what was learned about a model (``reset --learned``); returns the number of rows."""
-    return conn.execute(delete(footprints).where(footprints.c.model == model)).rowcount

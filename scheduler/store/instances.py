@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, delete, insert, select, update
+from sqlalchemy import Connection, Row, Select, insert, select, update
 
 from scheduler.domain.claims import Claim, Footprint
 from scheduler.domain.errors import NotFound
@@ -62,11 +62,6 @@ def save_instance(conn: Connection, instance: Instance, boot_id: str) -> None:
             "boot_id": boot_id,
         },
     )
-
-
-def delete_instance(conn: Connection, instance: InstanceId) -> None:
-    """Forget an instance; its story and its launches stay. No error when there is none."""
-    conn.execute(delete(instances).where(instances.c.id == instance))
 
 
 def load_instances(conn: Connection) -> list[tuple[Instance, str]]:

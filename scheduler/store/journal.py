@@ -119,11 +119,6 @@ def open_moves(conn: Connection) -> list[Move]:
     return _moves(conn, select(moves).where(moves.c.state == MoveState.OPEN.value).order_by(moves.c.id))
 
 
-def recent_moves(conn: Connection, limit: int = 100) -> list[Move]:
-    """The last ``limit`` moves, oldest first."""
-    return _moves(conn, select(moves).order_by(moves.c.id.desc()).limit(limit))[::-1]
-
-
 def _moves(conn: Connection, query: Select[Any]) -> list[Move]:
     rows = conn.execute(query).all()
     steps: dict[int, list[Step]] = {row.id: [] for row in rows}

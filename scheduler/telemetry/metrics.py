@@ -113,12 +113,6 @@ class Metrics:
         """``model`` held device memory for ``seconds``; ``use`` is active, idle or asleep."""
         self._counter("hotseat_seat_seconds_total").labels(model, use).inc(seconds)
 
-    def forget_model(self, model: str) -> None:
-        """Drop the state of a removed model. Its counters stay: a counter that vanishes reads like a restart."""
-        for each in Phase:
-            self._drop("hotseat_model_phase", model, each.value)
-        self._drop("hotseat_held_requests", model)
-
     # --- devices and the daemon itself ---------------------------------------------------------------------------
 
     def device(self, device: str, *, total_bytes: int, used_bytes: int, foreign_bytes: int, claimed_bytes: int, up: bool) -> None:
@@ -127,12 +121,6 @@ class Metrics:
         for which, value in values.items():
             self._gauge(f"hotseat_device_memory_{which}_bytes").labels(device).set(value)
         self._gauge("hotseat_device_up").labels(device).set(1 if up else 0)
-
-    def forget_device(self, device: str) -> None:
-        """The device is not configured any more."""
-        for which in ("total", "used", "foreign", "claimed"):
-            self._drop(f"hotseat_device_memory_{which}_bytes", device)
-        self._drop("hotseat_device_up", device)
 
     def degraded(self, codes: Collection[str]) -> None:
         """``codes`` is the whole list of present reasons."""
@@ -152,9 +140,3 @@ class Metrics:
     def loop_lag(self, seconds: float) -> None:
         """Something due ran ``seconds`` late."""
         self._histogram("hotseat_loop_lag_seconds").observe(seconds)
-
-    def _drop(self, name: str, *labels: str) -> None:
-        try:
-            self._gauge(name).remove(*labels)
-        except KeyError:
-            pass  # never set: nothing to drop

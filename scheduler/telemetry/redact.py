@@ -6,7 +6,6 @@ inside URLs and hotseat's own keys (``hs_...``) are hidden wherever they stand.
 """
 
 import re
-from collections.abc import Mapping
 
 HIDDEN = "[redacted]"
 
@@ -38,27 +37,12 @@ def redact_value(name: str, value: str) -> str:
     return HIDDEN
 
 
-def redact_mapping(values: Mapping[str, str]) -> dict[str, str]:
-    """A copy of an environment or a set of headers without its secrets."""
-    return {name: redact_value(name, redact_text(value)) for name, value in values.items()}
-
-
 def redact_text(text: str) -> str:
     """A log line, a command line or a message without its secrets."""
     text = _SCHEME.sub(rf"\1 {HIDDEN}", text)
     text = _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text)
     text = _OWN_KEY.sub(HIDDEN, text)
     return _NAMED.sub(_hide, text)
-
-
-def redact_argv(argv: tuple[str, ...] | list[str]) -> list[str]:
-    """A command line without its secrets: ``--api-key VALUE``, ``--api-key=VALUE`` and ``NAME=VALUE`` alike."""
-    shown: list[str] = []
-    flag = ""
-    for word in argv:
-        shown.append(redact_value(flag, word) if flag and not word.startswith("-") else redact_text(word))
-        flag = word if word.startswith("-") and "=" not in word else ""
-    return shown
 
 
 def _counts_tokens(name: str, value: str) -> bool:

@@ -82,10 +82,6 @@ class EnginePool:
             target = self._targets[base_url] = Target.of(base_url)
         return Exchange(self, target, request)
 
-    def idle_connections(self) -> int:
-        """How many connections wait for their next exchange."""
-        return sum(len(stack) for stack in self._idle.values())
-
     def take_idle(self, target: Target) -> Connection | None:
         """The most recently used idle connection that is fresh enough."""
         stack = self._idle.get(target)

@@ -165,6 +165,18 @@ async def test_a_start_that_fails_has_a_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_llamacpp
+async def test_a_secret_in_an_engines_last_words_is_neither_shown_nor_kept(tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("error: wrong --api-key sk-verysecret\n")
+    words = {"engine": "command", "command": ["/bin/sh", "-c", f"cat {tmp_path}/words; exit 3", "${port}"]}
+    nothing = {"devices": {"ids": ["cpu0"]}, "footprint": {"weights": MIB, "overhead": 0, "kv_min": 0}}
+    async with house(tmp_path, {"blab": words | nothing}, SEAT) as daemon:
+        told = [await said(daemon, "wake blab", code=1), *(await failure_card(daemon, "blab")).values(), await said(daemon, "logs blab")]
+        assert "wrong --api-key [redacted]" in "".join(told)
+        told += [await said(daemon, f"{words} --json") for words in ("status", "story blab", "events", "status blab")]
+        assert "verysecret" not in "".join(told)
+        assert b"verysecret" not in b"".join(file.read_bytes() for file in daemon.state_dir.glob("hotseat.db*"))
+
+
 async def test_a_start_of_llamacpp_that_fails_has_a_card(tmp_path: Path) -> None:
     model = str(await asyncio.to_thread(demo_model_path))
     cut = tmp_path / "cut.gguf"

@@ -171,3 +171,29 @@ async def test_a_sleeper_is_adopted_asleep_and_the_dead_are_not_adopted(tmp_path
         await daemon.check_books()
         [child] = await daemon.children("dies")
         os.kill(child, signal.SIGKILL)  # it ignores TERM, which would cost this test ten seconds
+
+
+async def test_actions_of_a_dead_daemon_have_an_end(tmp_path: Path) -> None:
+    models = fake("done") | fake("open", device="cpu1", knobs={"start_s": 3.0, "listens_early": False}, start_timeout="5m")
+    async with house(tmp_path, models, THREE) as daemon:
+        done = await daemon.act("wake", "done")
+        left = await daemon.act("wake", "open", wait_s=0)
+        waiting = asyncio.create_task(daemon.cli("wake", "open"))
+        pid = await leader(daemon, "open")
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: len(daemon.rows("SELECT id FROM actions WHERE ended_at IS NULL")) == 2)
+        await daemon.kill()
+        await daemon.start()
+        code, _, told = await waiting
+        assert (code, "daemon_restarted: the daemon ended before the action did" in told) == (1, True)
+        assert "fix: look where the model stands with hotseat status open" in told
+        for _ in range(2):
+            found = await daemon.get(f"/control/v1/actions/{left['id']}")
+            assert (found["state"], found["error"]["code"]) == ("failed", "daemon_restarted")
+            assert (await daemon.get(f"/control/v1/actions/{done['id']}"))["state"] == "done"
+            assert daemon.rows("SELECT id FROM actions WHERE ended_at IS NULL") == []
+            await daemon.kill()
+            await daemon.start()
+        assert (await daemon.act("stop", "done"))["id"] not in (left["id"], done["id"])
+        os.kill(pid, signal.SIGCONT)
+        await daemon.until("open", "awake", "stopped")

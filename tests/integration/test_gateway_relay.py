@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import statistics
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -111,32 +110,6 @@ async def test_a_large_body_does_not_live_as_long_as_its_stream() -> None:
         await client.close()
 
 
-async def test_a_chunk_is_delayed_by_less_than_5_ms() -> None:
-    loop = asyncio.get_running_loop()
-    written: list[float] = []
-
-    async def respond(request: web.Request, chat: ChatEngine) -> web.StreamResponse:
-        response = await begin_stream(request)
-        for _ in range(60):
-            written.append(loop.time())
-            await response.write(chunk("m", "x"))
-            await asyncio.sleep(0.003)
-        return response
-
-    desk = new_desk()
-    async with engine(respond) as (_, engine_url), gateway(desk) as url:
-        desk.add("m", engine_url)
-        client = await RawClient.connect(url)
-        client.post(CHAT, body_of("m", stream=True))
-        await client.head()
-        read = []
-        while await client.chunk():
-            read.append(loop.time())
-        await client.close()
-    delays = [after - before for before, after in zip(written, read, strict=True)]
-    assert statistics.median(delays) < 0.005  # with Nagle's algorithm on either side it would be 40 ms
-
-
 async def test_small_packets_are_never_held_back_by_the_kernel() -> None:
     seen: list[int] = []
     upstream: list[int] = []
@@ -220,12 +193,9 @@ async def test_a_client_that_goes_away_ends_the_generation(stream: bool, reset: 
         if stream:
             await client.head()
             await client.chunk()
-        loop = asyncio.get_running_loop()
-        left_s = loop.time()
         await client.close(reset=reset)
         await asyncio.wait_for(chat.cancelled.wait(), 5)
         await desk.until(lambda: desk.leases == 0)
-        assert loop.time() - left_s < 1.0
     assert [(one.outcome, one.usage) for one in desk.released] == [(Outcome.CLIENT_GONE, Usage(endpoint="chat/completions", status=499))]
     assert metrics.of("request") == [("m", "chat/completions", 499)]
 

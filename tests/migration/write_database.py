@@ -16,7 +16,7 @@ from scheduler.domain.ids import ActionId, LaunchId, MoveId
 from scheduler.domain.launch import LaunchEnd
 from scheduler.domain.plan import MoveState
 from scheduler.domain.reasons import Code
-from scheduler.store.actions import StoredAction, load_action, save_action
+from scheduler.store.actions import StoredAction, recent_actions, save_action
 from scheduler.store.backup import backup_database
 from scheduler.store.engine import open_database
 from scheduler.store.events import StoredEvent, append_event, list_events
@@ -97,7 +97,7 @@ ROWS: dict[str, tuple[Callable[[Connection], Any], Any]] = {
         list_events,
         [StoredEvent(seq=1, at=NOW, kind="woke", subject=A, message="woke org/a", data={"seconds": 2.9, "device": "cpu0"})],
     ),
-    "actions": (lambda conn: load_action(conn, ActionId("a7")), _ACTION),
+    "actions": (lambda conn: recent_actions(conn), [_ACTION]),
     "usage": (lambda conn: usage_by(conn, "principal"), [UsageSum(key="office", counts=_USED)]),
     "last used": (last_used, {A: NOW + 30}),
     "uuid": (lambda conn: get_meta(conn, "state_uuid"), UUID),

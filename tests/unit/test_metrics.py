@@ -87,21 +87,6 @@ def test_models_count_their_life(metrics: Metrics) -> None:
     assert samples(metrics, "hotseat_held_requests") == {("coder",): 3}
 
 
-def test_what_is_removed_leaves_no_stale_gauge(metrics: Metrics) -> None:
-    metrics.phase("old", Phase.AWAKE)
-    metrics.held("old", 1)
-    metrics.started("old", "ready")
-    metrics.device("cpu0", total_bytes=8, used_bytes=4, foreign_bytes=1, claimed_bytes=3, up=True)
-    assert samples(metrics, "hotseat_device_memory_claimed_bytes") == {("cpu0",): 3}
-    metrics.forget_model("old")
-    metrics.forget_model("never seen")
-    metrics.forget_device("cpu0")
-    metrics.forget_device("never seen")
-    for name in ("hotseat_model_phase", "hotseat_held_requests", "hotseat_device_memory_used_bytes", "hotseat_device_up"):
-        assert samples(metrics, name) == {}
-    assert samples(metrics, "hotseat_starts_total") == {("old", "ready"): 1}
-
-
 def test_degraded_is_replaced_as_a_whole(metrics: Metrics) -> None:
     metrics.degraded(["store", "config_invalid"])
     metrics.degraded(["store"])

@@ -19,14 +19,13 @@ from scheduler.domain.learned import Learned
 from scheduler.domain.plan import Move, MoveState, Step
 from scheduler.domain.reasons import Code, Reason
 from scheduler.store import tables
-from scheduler.store.actions import StoredAction, end_action, load_action, open_actions, recent_actions, save_action
+from scheduler.store.actions import StoredAction, close_actions, recent_actions, save_action
 from scheduler.store.engine import Database, open_database, translated
 from scheduler.store.events import append_event, list_events, newest_events
-from scheduler.store.footprints import StoredFootprint, forget_footprints, load_footprints, save_footprint
+from scheduler.store.footprints import StoredFootprint, load_footprints, save_footprint
 from scheduler.store.instances import (
     _JSON,
     _PLAIN,
-    delete_instance,
     end_launch,
     load_instances,
     load_launch,
@@ -38,7 +37,7 @@ from scheduler.store.instances import (
     set_launch_process,
     set_launch_version,
 )
-from scheduler.store.journal import end_move, last_ids, load_move, open_moves, recent_moves, save_move, save_transition, story
+from scheduler.store.journal import end_move, last_ids, load_move, open_moves, save_move, save_transition, story
 from scheduler.store.meta import get_meta, next_epoch, set_meta
 from scheduler.store.models import load_models, mark_removed, save_models
 from scheduler.store.retention import DAY_S, Retention, prune
@@ -132,7 +131,6 @@ def test_any_move_comes_back(store: Undone, whole: Move) -> None:
         save_move(conn, whole)
         assert load_move(conn, whole.id) == whole
         assert open_moves(conn) == ([whole] if whole.state is MoveState.OPEN else [])
-        assert recent_moves(conn) == [whole]
 
 
 @few
@@ -145,8 +143,6 @@ def test_any_footprint_comes_back(store: Undone, runs: Learned, numbers: Footpri
         save_footprint(conn, row)
         assert load_footprints(conn) == load_footprints(conn, A) == [row]
         assert load_footprints(conn, B) == []
-        assert forget_footprints(conn, A) == 1
-        assert load_footprints(conn) == []
 
 
 _JSON_VALUES = st.recursive(
@@ -169,18 +165,21 @@ def test_any_events_come_back_in_order(store: Undone, lines: list[tuple[float, s
 
 
 @few
-@given(any_of(ActionId), st.none() | any_of(ModelName), st.text(max_size=5), st.floats(0, 1e10), _DETAILS)
+@given(
+    any_of(ActionId).filter(lambda number: number != "a0"), st.none() | any_of(ModelName), st.text(max_size=5), st.floats(0, 1e10), _DETAILS
+)
 def test_any_action_comes_back(
     store: Undone, number: ActionId, name: ModelName | None, who: str, at: float, result: dict[str, Any]
 ) -> None:
     with store as conn:
         action = StoredAction(id=number, verb="wake", model=name, principal=who, created_at=at)
         save_action(conn, action)
-        assert load_action(conn, number) == action
-        assert open_actions(conn) == recent_actions(conn) == [action]
-        end_action(conn, number, "done", at + 1, result)
-        assert load_action(conn, number) == dataclasses.replace(action, state="done", ended_at=at + 1, result=result)
-        assert open_actions(conn) == []
+        assert recent_actions(conn) == [action]
+        done = dataclasses.replace(action, id=ActionId("a0"), state="done", ended_at=at, result={})
+        save_action(conn, done)
+        close_actions(conn, at + 1, result)
+        lost = dataclasses.replace(action, state="failed", ended_at=at + 1, result=result)
+        assert {a.id: a for a in recent_actions(conn)} == {number: lost, done.id: done}
 
 
 def test_every_field_of_a_launch_record_has_a_column() -> None:
@@ -245,7 +244,6 @@ def test_what_is_not_there_cannot_be_changed(conn: Connection) -> None:
         lambda: set_launch_process(conn, LaunchId(9), BOOT, 1, 1),
         lambda: end_launch(conn, LaunchEnd(launch=LaunchId(9), at=1.0, result="lost")),
         lambda: end_move(conn, MoveId(9), MoveState.DONE, 1.0),
-        lambda: end_action(conn, ActionId("a9"), "done", 1.0, {}),
     ]
     for change in changes:
         with pytest.raises(NotFound) as failed:
@@ -271,7 +269,9 @@ def test_words_of_a_newer_version_are_read_as_something_safe(conn: Connection) -
     conn.execute(text("UPDATE moves SET state = 'paused'"))
     ((row, _),) = load_instances(conn)
     assert (row.phase, row.goal, row.reason.code, row.reason.text) == (Phase.UNKNOWN, GOAL_STOPPED, Code.NONE, "evicted for b")
-    assert [found.state for found in recent_moves(conn)] == [MoveState.FAILED]
+    found = load_move(conn, MoveId(1))
+    assert found is not None
+    assert found.state is MoveState.FAILED
 
 
 # --- questions ------------------------------------------------------------------------------------------------------
@@ -301,16 +301,6 @@ def test_a_move_ends_and_its_steps_stay_in_order(conn: Connection) -> None:
     ended = load_move(conn, MoveId(1))
     assert ended == move(1, state=MoveState.DONE)
     assert load_move(conn, MoveId(3)) is None
-
-
-def test_a_deleted_instance_leaves_its_story_and_launches(conn: Connection) -> None:
-    save_launch(conn, launch(1))
-    save_transition(conn, transition(1))
-    save_instance(conn, instance(launch=LaunchId(1)), BOOT)
-    delete_instance(conn, A0)
-    delete_instance(conn, A0)
-    assert load_instances(conn) == []
-    assert len(story(conn, A0)) == len(recent_launches(conn, A0, 5)) == 1
 
 
 def test_numbers_go_on_after_their_rows_are_gone(conn: Connection) -> None:
@@ -410,10 +400,8 @@ def test_old_rows_go_in_chunks_and_live_ones_never(conn: Connection) -> None:
         save_move(conn, move(number))
         if ended is not None:
             end_move(conn, MoveId(number), MoveState.DONE, ended)
-    for name, created in (("a1", 1.0), ("a2", 2.0), ("a3", 3.0)):
-        save_action(conn, StoredAction(id=ActionId(name), verb="wake", model=A, principal="local", created_at=created))
-    end_action(conn, ActionId("a1"), "done", 1.0, {})
-    end_action(conn, ActionId("a3"), "done", 3.0, {})
+    for name, created, ended in (("a1", 1.0, 1.0), ("a2", 2.0, None), ("a3", 3.0, 3.0)):
+        save_action(conn, StoredAction(id=ActionId(name), verb="wake", model=A, principal="local", created_at=created, ended_at=ended))
     add_usage(conn, [used(A, 60.0, requests=1), used(A, now, requests=1)])
 
     first = prune(conn, now, chunk=10)
