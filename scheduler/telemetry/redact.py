@@ -2,7 +2,7 @@
 
 A value is hidden when its *name* matches TOKEN, KEY, SECRET or PASSWORD, in any case: ``HF_TOKEN=abc`` becomes
 ``HF_TOKEN=[redacted]``. Counts of tokens (``max_tokens=128``) are no secrets and stay. Bearer credentials, passwords
-inside URLs and hotseat's own keys (``hs_...``) are hidden wherever they stand.
+inside URLs and keys of well-known forms (``hs_...``, ``hf_...``, ``sk-...``) are hidden wherever they stand.
 """
 
 import re
@@ -22,7 +22,7 @@ _NAMED = re.compile(
 )
 _SCHEME = re.compile(r"\b(Bearer|Basic)\s+[^\s\"',;]+", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@]{0,256}):[^\s/@]{1,1024}@")
-_OWN_KEY = re.compile(r"\bhs_[A-Za-z0-9_-]{8,}")
+_KEY = re.compile(r"\b(?:hs_|hf_|sk-)[A-Za-z0-9_-]{8,}")
 
 
 def is_secret_name(name: str) -> bool:
@@ -41,7 +41,7 @@ def redact_text(text: str) -> str:
     """A log line, a command line or a message without its secrets."""
     text = _SCHEME.sub(rf"\1 {HIDDEN}", text)
     text = _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text)
-    text = _OWN_KEY.sub(HIDDEN, text)
+    text = _KEY.sub(HIDDEN, text)
     return _NAMED.sub(_hide, text)
 
 

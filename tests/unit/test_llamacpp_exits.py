@@ -95,11 +95,6 @@ def test_a_command_is_judged_by_what_any_program_says() -> None:
     ("line", "shown"),
     [
         ("0.00.000.123 E llama: \x1b[31mred\x1b[0m\x07", "llama: red"),
-        ("HF_TOKEN=hf_abcdefghijk failed", "HF_TOKEN=[redacted] failed"),
-        ("--api-key s3cr3t --port 1", "--api-key [redacted] --port 1"),
-        ('"api_key": "abc"', '"api_key": "[redacted]"'),
-        ("Authorization: Bearer abc.def", "Authorization: Bearer [redacted]"),
-        ("using sk-abcdefghijklm", "using [redacted]"),
         ("n_tokens: 128, key_length = 64", "n_tokens: 128, key_length = 64"),
     ],
 )

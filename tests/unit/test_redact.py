@@ -24,6 +24,7 @@ from scheduler.telemetry.redact import redact_text
         ("Authorization: Bearer xyz==", "Authorization: Bearer [redacted]"),
         ("proxy https://me:pass@host/", "proxy https://me:[redacted]@host/"),
         ("key hs_0123456789abcdef was revoked", "key [redacted] was revoked"),
+        ("using sk-abcdefghijklm, hf_abcdefghijk", "using [redacted], [redacted]"),
     ],
 )
 def test_secrets_are_hidden(text: str, shown: str) -> None:
