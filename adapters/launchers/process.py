@@ -11,7 +11,7 @@ from adapters.launchers.leaders import Leaders
 from adapters.launchers.ports import PortChooser, find_listeners, holds_all
 from adapters.launchers.scans import SharedScans
 from adapters.launchers.signals import signal_members
-from adapters.procfs.processes import PROC, ProcessScanner, ProcessTable, Stat, read_boot_id, read_origin
+from adapters.procfs.processes import PROC, ProcessScanner, ProcessTable, Stat, read_activity, read_boot_id, read_origin
 from scheduler.domain.errors import Conflict, HotseatError, Permanent
 from scheduler.domain.reasons import Code
 from scheduler.ports.launcher import ExitInfo, Owned, ProcessHandle, SpawnRequest
@@ -175,6 +175,11 @@ class ProcessLauncher:
     def _owns_port(self, pids: Sequence[int], port: int) -> bool | None:
         inodes = find_listeners(port, self._proc)
         return holds_all(pids, inodes, self._proc) if inodes and pids else False
+
+    async def activity(self, handle: ProcessHandle, log_path: str) -> int:
+        """See the port. What cannot be read (another user's process) counts as nothing."""
+        members, _ = await self._look(handle)
+        return await asyncio.to_thread(read_activity, [stat.pid for stat in members], log_path, self._proc)
 
     async def owned(self, state_uuid: str) -> Sequence[Owned]:
         """Live session leaders (or carriers, where the leader is gone) of launches of this state directory."""

@@ -107,6 +107,22 @@ def read_origin(pid: int, proc: str = PROC) -> tuple[bytes, bytes] | None:
         return None
 
 
+def read_activity(pids: Iterable[int], log_path: str, proc: str = PROC) -> int:
+    """Bytes that processes had read from disk so far, and the size of their log."""
+    total = 0
+    try:
+        total = os.stat(log_path).st_size
+    except OSError:
+        pass
+    for pid in pids:
+        try:
+            lines = read_bytes(f"{proc}/{pid}/io").splitlines()
+        except OSError:
+            continue
+        total += next((int(line.split()[1]) for line in lines if line.startswith(b"read_bytes:")), 0)
+    return total
+
+
 def count_oom_kills(proc: str = PROC) -> int:
     """Processes the kernel killed for want of memory since boot; 0 when it does not say."""
     try:

@@ -29,13 +29,7 @@ def on_deadline(ctx: Context, instance: Instance) -> None:
     soon = ctx.now_s + policy.kill_again_s
     match instance.phase:
         case Phase.LAUNCHING:
-            waited = human_seconds(ctx.now_s - live.effect_at_s)
-            reason = Reason(
-                Code.START_TIMEOUT,
-                f"{instance.model} was not ready after {waited}",
-                f"look at `hotseat logs {instance.model}`; raise start_timeout if it only needs longer",
-            )
-            live.exit_reason = reason
+            reason = live.exit_reason = _not_ready(ctx, instance)
             ctx.count_failure(instance.id, "launch")
             end = LaunchEnd(launch=launch_id(instance), at=ctx.state.wall, result="failed", reason=reason.code)
             ctx.emit(EndLaunch(end=replace(end, duration_s=ctx.now_s - live.effect_at_s)))
@@ -60,6 +54,17 @@ def on_deadline(ctx: Context, instance: Instance) -> None:
             _probe_deadline(ctx, instance)
         case _:
             pass
+
+
+def _not_ready(ctx: Context, instance: Instance) -> Reason:
+    """A start is out of time: busy to the end, or long since without a sign of life."""
+    text = f"{instance.model} was not ready after {human_seconds(ctx.now_s - ctx.state.live_of(instance.id).effect_at_s)}"
+    idle_s = ctx.now_s - ctx.state.progressed_at(instance)
+    if idle_s < ctx.state.policy.progress_window_s:
+        fix = f"look at `hotseat logs {instance.model}`; raise start_timeout if it only needs longer"
+        return Reason(Code.START_TIMEOUT, text, fix)
+    text = f"{text}; for {human_seconds(idle_s)} it wrote no log line, read nothing from disk and took no memory"
+    return Reason(Code.START_STALLED, text, f"look at the end of `hotseat logs {instance.model}` for what it waits for")
 
 
 def _sleep_deadline(ctx: Context, instance: Instance) -> None:

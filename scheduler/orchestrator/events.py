@@ -75,6 +75,11 @@ class EngineReady(FromEngine):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartProgressed(FromEngine):
+    """It is not ready yet, but it wrote to its log or read from the disk. (Growing memory is seen in samples.)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineExited(FromEngine):
     """Its leader ended, or it was never started (``reason`` says why)."""
 

@@ -37,6 +37,7 @@ from scheduler.orchestrator.events import (
     GroupEmpty,
     SleepErrored,
     SleepReturned,
+    StartProgressed,
     WakeErrored,
 )
 from scheduler.orchestrator.measuring import remember, seated
@@ -152,6 +153,12 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
     else:
         text = f"{instance.model} woke from level {instance.level} in {human_seconds(took)}"
         ctx.tell("woke", instance.model, text, seconds=round(took, 3), level=instance.level or 1)
+
+
+def on_progress(ctx: Context, event: StartProgressed) -> None:
+    """A start does something: whoever waits without a limit of their own goes on waiting."""
+    if ctx.instance(event.instance).phase is Phase.LAUNCHING:
+        ctx.state.live_of(event.instance).progress_at_s = ctx.now_s
 
 
 def on_exit(ctx: Context, event: EngineExited) -> None:

@@ -20,6 +20,8 @@ from scheduler.orchestrator.effects import EndLaunch, SaveLearned
 
 #: A confirmed sleeper may hold this much more than expected (scheduling.md section 1).
 RESIDUE_TOLERANCE = 1.2
+#: A start whose memory grows by this much from one sample to the next is making progress.
+PROGRESS_BYTES = 1 << 20
 #: A new port each launch: the next try is right at once.
 _NO_FAULT = frozenset({Code.PORT_TAKEN})
 
@@ -103,10 +105,13 @@ def _exhausted(ctx: Context, instance: Instance, failed: Reason) -> bool:
 def learn(ctx: Context, instance: Instance) -> None:
     """Keep what a sample says about an instance; raise a claim that is too small, settle one that was a guess."""
     live = ctx.state.live_of(instance.id)
+    before = sum(live.measured.values())
     live.measured = ctx.state.measured_of(instance.id)
     most = max((b for d, b in live.measured.items() if d in instance.devices), default=0)
     if instance.phase is Phase.LAUNCHING:
         live.peak_bytes = max(live.peak_bytes, most)
+        if sum(live.measured.values()) >= before + PROGRESS_BYTES:
+            live.progress_at_s = ctx.now_s
     elif instance.phase in (Phase.AWAKE, Phase.DRAINING):
         if measured_since(ctx, instance, instance.since_s) is not None:
             _learn_awake(ctx, instance, most)

@@ -140,10 +140,11 @@ def _disabled(model: ModelName) -> Permanent:
 
 
 def _timed_out(ctx: Context, hold: Hold, instance: Instance) -> HotseatError | None:
-    """The deadline has passed: a cold start under way extends it up to the caller's patience; else the turn is kept."""
+    """The deadline has passed: a cold start that makes progress extends it up to the caller's patience; else the turn is kept."""
     state = ctx.state
     if instance.phase is Phase.LAUNCHING and hold.limit_s > ctx.now_s and instance.launch_deadline_s is not None:
-        extended = min(hold.limit_s, instance.launch_deadline_s + 1.0)
+        stalled_at_s = state.progressed_at(instance) + state.policy.progress_window_s
+        extended = min(hold.limit_s, instance.launch_deadline_s + 1.0, stalled_at_s)
         if extended > ctx.now_s:
             state.holds[hold.id] = replace(hold, deadline_s=extended)
             return None

@@ -27,6 +27,7 @@ class Policy:
     turn_factor: float = 4.0
     auto_max_wait_s: float = 120.0
     sample_period_s: float = 1.0
+    progress_window_s: float = 60.0  # a start that did nothing for so long extends no wait any more
     term_grace_s: float = 10.0  # TERM to KILL
     kill_again_s: float = 5.0
     sleep_timeout_s: float = 60.0
@@ -53,6 +54,7 @@ class Live:
     returned_at_s: float | None = None  # the engine said it sleeps
     returned_level: int | None = None
     effect_at_s: float = 0.0  # when the transition in progress began
+    progress_at_s: float = 0.0  # when the start in progress last did something
     launched_at_s: float | None = None  # when the start in progress began; None = nobody knows any more
     measured: dict[DeviceId, int] = field(default_factory=dict)
     watched: bool = False  # this daemon saw the start of this run from its beginning
@@ -198,6 +200,10 @@ class State:
     def wanted(self, model: ModelName) -> bool:
         """Whether somebody waits for it, or just did and may come back."""
         return any(h.model == model for h in self.holds.values()) or self.facts_of(model).turn_kept_until_s > self.now_s
+
+    def progressed_at(self, instance: Instance) -> float:
+        """When a start last made progress: its beginning counts."""
+        return max(instance.since_s, self.live_of(instance.id).progress_at_s)
 
     def launch_of(self, instance: InstanceId) -> LaunchId | None:
         """The launch an instance runs."""

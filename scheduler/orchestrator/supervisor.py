@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from scheduler.domain.errors import HotseatError
@@ -21,6 +22,7 @@ from scheduler.orchestrator.events import (
     Happening,
     SleepErrored,
     SleepReturned,
+    StartProgressed,
     WakeErrored,
 )
 from scheduler.orchestrator.parts import Parts
@@ -32,12 +34,21 @@ from scheduler.telemetry.tasks import TaskScope
 PROBE_TIMEOUT_S = 2.0
 READY_POLL_S = 0.1
 READY_POLL_MOST_S = 0.5
+PROGRESS_EVERY_S = 5.0
 GROUP_POLL_S = 0.05
 HEALTH_EVERY_S = 5.0
 REFUSALS = 2  # refused looks in a row before an engine whose process lives counts as lost
 IDLE_POLL_S = 1.0
 IDLE_READINGS = 2
 IDLE_BLIND_S = 5.0  # an engine that cannot count: the old daemon's connections died with it, engines notice within this
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the last look at a start saw (see ``Launcher.activity``), and when to look again."""
+
+    seen: int | None = None
+    look_at_s: float = 0.0
 
 
 class Supervisor:
@@ -205,9 +216,11 @@ class Supervisor:
             self._scope.spawn(spawned.result().abandon(), "abandon")
 
     async def _until_ready(self, launch: LaunchId, record: LaunchRecord) -> None:
-        pause = READY_POLL_S
+        pause, progress = READY_POLL_S, Progress()
         while True:
             found = await self._probe()
+            if await self._has_progressed(progress, record):
+                self._post(StartProgressed(at_s=self._now(), instance=self.instance, launch=launch))
             theirs = found.answer is not Answer.REFUSED and await self._port_is_not_ours(record.port)
             # An engine that ended between its answer and the look at its port listens nowhere; a stranger still answers.
             if theirs and (await self._probe()).answer is not Answer.REFUSED:
@@ -219,6 +232,14 @@ class Supervisor:
                 return
             await asyncio.sleep(pause)
             pause = min(READY_POLL_MOST_S, pause * 1.3)
+
+    async def _has_progressed(self, progress: "Progress", record: LaunchRecord) -> bool:
+        """Whether a start did something since the last look; looked at every few seconds only."""
+        if self.handle is None or self._now() < progress.look_at_s:
+            return False
+        before, progress.seen = progress.seen, await self._parts.launcher.activity(self.handle, record.log_path)
+        progress.look_at_s = self._now() + PROGRESS_EVERY_S
+        return before is not None and progress.seen > before
 
     async def _port_is_not_ours(self, port: int) -> bool:
         """A 200 proves nothing: whoever listens must be one of our processes (None = it cannot be told: believe it)."""

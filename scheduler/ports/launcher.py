@@ -88,6 +88,13 @@ class Launcher(Protocol):
         """Send TERM (or KILL) to every member of the group. No error when it is gone."""
         ...
 
+    async def activity(self, handle: ProcessHandle, log_path: str) -> int:
+        """A number that grows while the group does something that can be seen: bytes of its log and bytes it read from disk.
+
+        It may fall, when a member ends or the log is cut.
+        """
+        ...
+
     async def owns_port(self, handle: ProcessHandle, port: int) -> bool | None:
         """Whether a member of the group listens on loopback ``port``; None when it cannot be told."""
         ...

@@ -126,7 +126,7 @@ async def test_forgotten_gate_ends_its_child(launcher: ProcessLauncher, tmp_path
     gate = await launcher.spawn(request_for(("touch", str(mark)), tmp_path))
     handle = gate.handle
     del gate
-    gc.collect()
+    gc.collect(1)  # what is young; the whole heap of a test run would hold the loop up
     assert await launcher.wait_leader(handle) == ExitInfo(code=0)
     assert not mark.exists()
 
@@ -587,6 +587,19 @@ async def test_group_with_a_stranger_in_it_is_signalled_one_by_one(launcher: Pro
     assert signal_members([table.by_pid[worker]], table, signal.SIGKILL) == []
     await end_of(worker)
     assert await hub.tell("engine", "print alive") == ""
+
+
+async def test_a_line_of_its_log_is_activity(launcher: ProcessLauncher, hub: Hub, tmp_path: Path) -> None:
+    handle = await start(launcher, hub.argv("serve", "engine"), tmp_path)
+    await hub.pid("engine")
+    log = str(tmp_path / "engine.log")
+    before = await launcher.activity(handle, log)
+    await hub.tell("engine", "print loading")
+    assert await launcher.activity(handle, log) >= before + len("loading\n")
+    with pytest.raises(ConnectionError):
+        await hub.tell("engine", "exit 0")
+    await launcher.wait_leader(handle)
+    assert await launcher.activity(handle, log) == os.stat(log).st_size
 
 
 async def test_process_that_keeps_forking_away_is_killed(launcher: ProcessLauncher, hub: Hub, tmp_path: Path) -> None:

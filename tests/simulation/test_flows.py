@@ -346,7 +346,7 @@ def test_a_start_that_never_becomes_ready_ends_named(tmp_path: Path) -> None:
         assert "start_timeout" in sim.instance("bad").reason.fix
         assert await sim.chat("bad") == "model_failed"
 
-    play(tmp_path, {"bad": Behaviour(start_s=NEVER)}, script, models={"bad": spec("bad", start_timeout_s=60.0)})
+    play(tmp_path, {"bad": Behaviour(start_s=NEVER)}, script, models={"bad": spec("bad", start_timeout_s=30.0)})
 
 
 def test_a_failed_model_works_again_once_the_cause_is_gone(tmp_path: Path) -> None:

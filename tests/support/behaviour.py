@@ -44,6 +44,7 @@ class Behaviour:
 
     # start
     start_s: float = 3.0  # from exec to Ready; NEVER = it never becomes ready
+    stalls: bool = False  # while loading it writes no log, reads nothing and takes no more memory, as one that is NEVER ready
     listens_early: bool = False  # answers "starting" while loading, as llama.cpp does; else the connection is refused
     start_failures: tuple[StartFailure, ...] = ()  # what happens to the first, second, ... start
     fails_always: StartFailure | None = None  # every start after those
@@ -167,6 +168,10 @@ class EngineLife:
         if self.stage is Stage.ENDED:
             return NEVER, NEVER, NEVER
         return own, self._ready_s + self.behaviour.crash_after_s, self._term_at_s
+
+    def is_busy(self) -> bool:
+        """Whether somebody who looks would see it do something while it loads."""
+        return self.stage is Stage.LOADING and not self.behaviour.stalls and self.behaviour.start_s < NEVER
 
     def advance(self, now_s: float) -> bool:
         """Let everything happen that is due; True when something did."""

@@ -15,6 +15,7 @@ from scheduler.orchestrator.state import State
 from tests.support.behaviour import NEVER, Behaviour, Ended, EngineLife, Stage
 
 FAST_S = 0.25
+PROGRESS_S = 30.0
 FAST_FOR_S = 10.0
 
 
@@ -123,6 +124,17 @@ class PlainMachine:
         self.procs[effect.instance] = proc
         self._books(effect.instance, proc)
         self.arm(effect.instance, proc)
+        self._progress(effect.instance, proc)
+
+    def _progress(self, iid: InstanceId, proc: Proc) -> None:
+        """Seldom enough for property tests, often enough for the window in which a start has to do something."""
+
+        def look() -> None:
+            if self.procs.get(iid) is proc and proc.life.is_busy():
+                self.play(ev.StartProgressed(at_s=self.now_s, instance=iid, launch=proc.launch))
+                self.later(PROGRESS_S, look)
+
+        self.later(PROGRESS_S, look)
 
     def _stop(self, effect: fx.Stop, proc: Proc | None) -> None:
         if proc is None or proc.launch != effect.launch:

@@ -134,6 +134,11 @@ class World:
         held = sum(value for (pid, where), value in self._held.items() if where == device and pid in pids)
         return held + sum(value for _, value, pid in self.devices[device].lagging if pid in pids and self.processes[pid].alive)
 
+    def activity(self, pid: int) -> int:
+        """Bytes of log and disk reads of the engine with this leader."""
+        life = self.processes[pid].life
+        return int(self.now_s * 1000) if life is not None and life.is_busy() else 0
+
     def host_bytes(self) -> int:
         """Host memory held by copies of sleepers."""
         return sum(p.life.host_bytes() for p in self.processes.values() if p.alive and p.life is not None and p.role is None)

@@ -131,6 +131,11 @@ class WorldLauncher:
         if self._group(handle):
             self._world.terminate(handle.pid, kill=kill)
 
+    async def activity(self, handle: ProcessHandle, log_path: str) -> int:
+        """What it reads and writes while it loads."""
+        await self._daemon.alive()
+        return self._world.activity(handle.pid) if self._group(handle) else 0
+
     async def owns_port(self, handle: ProcessHandle, port: int) -> bool | None:
         """Whether the group listens there."""
         await self._daemon.alive()

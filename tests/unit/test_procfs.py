@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from adapters.procfs.memory import HostMemory, Resident, read_cpu_times, read_held_bytes, read_host_memory, read_resident
-from adapters.procfs.processes import ProcessScanner, ProcessTable, Stat, parse_stat, read_boot_id, read_origin, read_stat, read_token
+from adapters.procfs.processes import (
+    ProcessScanner,
+    ProcessTable,
+    Stat,
+    parse_stat,
+    read_activity,
+    read_boot_id,
+    read_origin,
+    read_stat,
+    read_token,
+)
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -260,3 +270,15 @@ def test_held_bytes_of_this_process() -> None:
 def test_cpu_times(proc: FakeProc, text: str, times: tuple[int, int] | None) -> None:
     proc.write("stat", text)
     assert read_cpu_times(str(proc.root)) == times
+
+
+def test_activity_is_what_was_read_from_disk_and_the_log(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    proc.write("7/io", "rchar: 90\nwchar: 1\nread_bytes: 4096\nwrite_bytes: 5\n")
+    proc.write("8/io", "rchar: 90\nread_bytes: 100\n")
+    proc.write("9/io", "")  # another user's
+    log = tmp_path / "engine.log"
+    assert read_activity([7, 8, 9, 10], str(log), str(proc.root)) == 4196
+    log.write_text("loading\n")
+    assert read_activity([7], str(log), str(proc.root)) == 4104
+    assert read_activity([], str(log), str(proc.root)) == 8

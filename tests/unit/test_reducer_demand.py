@@ -1,9 +1,13 @@
 """Demand meets seats: one start for many, turns, drains, bounds, deadlines (scheduling.md section 4). Every event is checked."""
 
+from dataclasses import replace
+
 import pytest
 
+from scheduler.domain.ids import InstanceId, LaunchId
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
+from scheduler.orchestrator import events as ev
 from scheduler.orchestrator.state import Policy
 from tests.support.behaviour import NEVER, Behaviour
 from tests.support.plain import Plain
@@ -284,6 +288,37 @@ def test_a_cold_start_that_is_under_way_extends_the_wait() -> None:
     patient, hasty = world.ask("a", for_s=9, limit_s=600)[0], world.ask("a", for_s=9, limit_s=210)[0]
     world.run(201)
     assert (patient.end, hasty.end) == ("granted", "granted")
+
+
+def test_a_start_that_does_nothing_extends_no_wait() -> None:
+    knobs = Behaviour(start_s=300.0, awake_bytes=16 * GIB, stalls=True)
+    world = Plain({"gpu0": 24}, a=knobs)
+    (client,) = world.ask("a", for_s=9, limit_s=600)
+    world.run_until(lambda: client.end != "held", within_s=600)
+    assert (client.end, round(client.waited_s or 0)) == ("wait_timeout", 120)
+    world.run_until(lambda: world.phase("a") == "awake")  # only the wait has ended
+    assert world.count("Launch", "a") == 1
+
+
+def test_progress_extends_a_wait_by_a_minute_each_time() -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(start_s=500.0, awake_bytes=16 * GIB, stalls=True))
+    (client,) = world.ask("a", for_s=9, limit_s=600)
+    world.run(119)
+    world.play(ev.StartProgressed(at_s=world.now_s, instance=InstanceId("a#0"), launch=LaunchId(1)))
+    world.run_until(lambda: client.end != "held", within_s=600)
+    assert (client.end, round(client.waited_s or 0)) == ("wait_timeout", 179)
+
+
+def test_growing_memory_is_progress() -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(start_s=500.0, awake_bytes=16 * GIB, stalls=True))
+    (client,) = world.ask("a", for_s=9, limit_s=600)
+    world.run(100)
+    proc = world.procs[InstanceId("a#0")]
+    proc.life.behaviour = replace(proc.life.behaviour, loading_bytes=17 * GIB)
+    world.arm(InstanceId("a#0"), proc)
+    world.run_until(lambda: client.end != "held", within_s=600)
+    assert client.waited_s is not None
+    assert 160 <= client.waited_s <= 163
 
 
 def test_a_start_that_never_becomes_ready_ends_the_waits_at_its_own_deadline() -> None:

@@ -122,6 +122,19 @@ def test_a_start_that_is_never_ready_is_ended_with_kill_when_it_ignores_term() -
     assert world.instance("a").reason.code is Code.START_TIMEOUT
 
 
+@pytest.mark.parametrize("stalls", [False, True])
+def test_a_start_that_is_out_of_time_was_busy_or_did_nothing(stalls: bool) -> None:
+    knobs = Behaviour(start_s=1000.0, stalls=stalls, **STOPPER)  # type: ignore[arg-type]
+    world = Plain({"gpu0": 24}, specs={"a": {"start_timeout_s": 300.0}}, policy=Policy(max_launch_failures=1), a=knobs)
+    world.order("wake", "a")
+    world.settle()
+    reason = world.instance("a").reason
+    assert reason.code is (Code.START_STALLED if stalls else Code.START_TIMEOUT)
+    assert reason.text.startswith("a was not ready after 5 min")
+    assert ("took no memory" in reason.text) == stalls
+    assert ("raise start_timeout" in reason.fix) != stalls
+
+
 def test_a_waiter_whose_patience_ends_before_the_next_try_is_told_so_at_once() -> None:
     world = Plain({"gpu0": 24}, a=failing(times=2))
     (client,) = world.ask("a", wait_s=1.5)

@@ -12,7 +12,7 @@ from scheduler.domain.ids import InstanceId, LaunchId
 from scheduler.domain.launch import LaunchRecord
 from scheduler.domain.reasons import Code
 from scheduler.orchestrator.effects import CheckNow, Find, Wake
-from scheduler.orchestrator.events import EngineExited, EngineReady, EngineRefused, EngineSlow, Found, Happening
+from scheduler.orchestrator.events import EngineExited, EngineReady, EngineRefused, EngineSlow, Found, Happening, StartProgressed
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.supervisor import HEALTH_EVERY_S, Supervisor
 from scheduler.ports.engine import Answer, Endpoint, Probe
@@ -58,9 +58,13 @@ class Ports:
 
     def __init__(self, *owned: bool) -> None:
         self.owned = list(owned)
+        self.active = [0]
 
     async def owns_port(self, handle: ProcessHandle, port: int) -> bool:
         return self.owned.pop(0) if len(self.owned) > 1 else self.owned[0]
+
+    async def activity(self, handle: ProcessHandle, log_path: str) -> int:
+        return self.active.pop(0) if len(self.active) > 1 else self.active[0]
 
     async def wait_leader(self, handle: ProcessHandle) -> ExitInfo:
         await asyncio.Event().wait()
@@ -130,10 +134,12 @@ async def test_a_healthy_engine_is_looked_at_now_and_then_and_nothing_is_said(vi
 # --- is it our engine that answers? ---------------------------------------------------------------------------------
 
 
-async def until_ready(clock: VirtualClock, answers: list[Answer], owned: list[bool]) -> list[Happening]:
+async def until_ready(clock: VirtualClock, answers: list[Answer], owned: list[bool], active: tuple[int, ...] = (0,)) -> list[Happening]:
     """What the supervisor says of an engine that was being started when its daemon died; the first look finds it at it."""
     said: list[Happening] = []
-    supervisor = Supervisor(IID, parts_of(clock, Scripted(STARTING, *answers), Ports(True, *owned)), said.append)
+    ports = Ports(True, *owned)
+    ports.active = list(active)
+    supervisor = Supervisor(IID, parts_of(clock, Scripted(STARTING, *answers), ports), said.append)
     supervisor.adopt(replace(record(), pid=2, start_ticks=3))
     finding = asyncio.create_task(supervisor.carry_out(Find(instance=IID, launch=LaunchId(1), seq=1, started_before=True)))
     await elapse(30.0)
@@ -154,6 +160,12 @@ async def test_a_stranger_goes_on_answering(virtual_clock: VirtualClock, answer:
 async def test_an_engine_that_ends_between_two_looks_is_no_stranger(virtual_clock: VirtualClock, answer: Answer) -> None:
     """Its last answer came, then nobody listened: how it ended is told by its exit, and it is not called ready."""
     assert await until_ready(virtual_clock, [answer, REFUSED], [False]) == []
+
+
+async def test_a_start_that_writes_or_reads_is_said_to_progress(virtual_clock: VirtualClock) -> None:
+    """What was there at the first look is none; a log that was cut is none either."""
+    said = await until_ready(virtual_clock, [STARTING], [True], active=(7, 7, 9, 2, 3))
+    assert [(type(event), round(event.at_s)) for event in said] == [(StartProgressed, 10), (StartProgressed, 20)]
 
 
 async def test_an_engine_of_ours_is_ready_when_it_says_so(virtual_clock: VirtualClock) -> None:
