@@ -161,7 +161,7 @@ class Inference:
                 return await self._relay.run(job, lease, answer, spent_s)
             except EngineLost as lost:
                 again = not want.second_try and may_retry(lost, answer, stream=job.call.stream)
-                lease.finish(lost.outcome, None if again else Usage(endpoint=job.endpoint, status=502))
+                lease.finish(lost.outcome, Usage(endpoint=job.endpoint, status=502, again=again))
                 raise
 
     def _prepare_comments(self, answer: Answer, call: Call, wishes: Wishes) -> None:

@@ -18,6 +18,8 @@ from scheduler.orchestrator.supervisor import Supervisor
 from scheduler.orchestrator.usage import UsageBook
 from scheduler.ports.clock import Clock
 
+_CUT_SHORT = frozenset({Outcome.ABORTED, Outcome.ENGINE_LOST})
+
 
 @dataclass(slots=True)
 class Listeners:
@@ -72,6 +74,7 @@ class ReadinessDesk:
         self._tickets: dict[HoldId, HeldTicket] = {}
         self._leases: dict[LeaseId, Lease] = {}
         self._cuts: dict[LeaseId, asyncio.Event] = {}
+        self._cut_by: dict[LeaseId, CauseId] = {}
         self._next_hold = 1
         self._names: dict[str, ModelName] = {}
         self._names_of: dict[ModelName, ModelSpec] | None = None
@@ -121,8 +124,11 @@ class ReadinessDesk:
         """End a lease; idempotent."""
         found = self._leases.pop(lease, None)
         self._cuts.pop(lease, None)
+        cause = self._cut_by.pop(lease, None)
         if found is None:
             return
+        if cause is not None and outcome in _CUT_SHORT:  # what ends by itself meanwhile is whole
+            self.listeners.cut(cause, 1)
         self.usage.add(found, outcome, usage)
         self.post(LeaseReleased(at_s=self._clock.monotonic(), lease=lease, outcome=outcome))
 
@@ -173,12 +179,10 @@ class ReadinessDesk:
 
     def cut(self, effect: CutLeases) -> None:
         """Tell the relays to end these requests with an error event."""
-        events = [self._cuts[lease] for lease in effect.leases if lease in self._cuts]
-        fresh = [event for event in events if not event.is_set()]
-        for event in fresh:
-            event.set()
-        if fresh:
-            self.listeners.cut(effect.cause, len(fresh))
+        for lease in effect.leases:
+            if lease in self._cuts:
+                self._cuts[lease].set()
+                self._cut_by.setdefault(lease, effect.cause)
 
     def finished(self, effect: FinishAction) -> None:
         """An action has ended."""

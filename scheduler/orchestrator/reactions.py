@@ -94,7 +94,7 @@ def _grant_one(ctx: Context, instance: Instance, hold: Hold) -> bool:
     live.leases.add(lease.id)
     live.fairness.grant(hold.principal)
     facts = state.facts_of(hold.model)
-    facts.requests += 1
+    facts.requests += not hold.second_try
     facts.cold_hits += lease.woke
     facts.last_used_s, facts.last_used_wall = ctx.now_s, state.wall
     facts.turn_kept_until_s = 0.0

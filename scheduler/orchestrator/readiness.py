@@ -37,10 +37,11 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one request used; None = the engine did not say."""
+    """What one request used; None = the engine did not say. ``again``: it goes on with another lease and counts there."""
 
     endpoint: str
     status: int
+    again: bool = False
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None

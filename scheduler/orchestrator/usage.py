@@ -19,7 +19,9 @@ class UsageBook:
         self._rows: dict[tuple[str, int, str, str], UsageRow] = {}
 
     def add(self, lease: Lease, outcome: Outcome, usage: Usage | None) -> None:
-        """One request has ended."""
+        """One lease has ended, and the request with it unless it goes on with another one."""
+        if usage is not None and usage.again:
+            return
         counts = Counts(
             requests=1,
             errors=int(outcome in (Outcome.ENGINE_ERROR, Outcome.ENGINE_LOST, Outcome.ABORTED)),

@@ -67,6 +67,15 @@ async def test_killed_in_the_middle_of_a_stream(tmp_path: Path) -> None:
         assert [(row["result"], row["exit_signal"]) for row in daemon.launches("a")] == [("lost", signal.SIGKILL), ("ready", None)]
 
 
+async def test_a_request_that_is_tried_again_is_one_request(tmp_path: Path) -> None:
+    async with house(tmp_path, fake("a", speech=Speech(cuts_before_first_byte=1)), SEAT) as daemon:
+        assert (await daemon.chat("a"))[0] == 200
+        assert (await daemon.model("a"))["counters"]["requests"] == 1
+        await daemon.terminate()  # usage is written at the latest when the daemon ends
+        assert [(row["requests"], row["errors"]) for row in daemon.rows("SELECT requests, errors FROM usage_minutes")] == [(1, 0)]
+        await daemon.start()
+
+
 async def test_killed_before_its_first_byte_it_is_asked_once_more(tmp_path: Path) -> None:
     async with house(tmp_path, fake("a", speech=Speech(first_token_s=2.0)), SEAT) as daemon:
         asking = asyncio.create_task(daemon.chat("a"))

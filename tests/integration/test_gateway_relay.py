@@ -278,7 +278,7 @@ async def test_an_engine_lost_before_its_first_byte_is_tried_once_more(script: S
     assert (first.second_try, second.second_try) == (False, True)
     assert (first.arrived_s, first.deadline_s) == (second.arrived_s, second.deadline_s)
     assert [one.outcome for one in desk.released] == [Outcome.ENGINE_LOST, Outcome.OK]
-    assert desk.released[0].usage is None  # the request is counted once
+    assert desk.released[0].usage == Usage(endpoint="chat/completions", status=502, again=True)  # the request is counted once
     assert len(chat.seen) == 1
     assert metrics.of("request") == [("m", "chat/completions", 200)]
     assert metrics.of("interrupted") == []
