@@ -126,6 +126,13 @@ def _foreign_host(request: web.BaseRequest, policy: AccessPolicy) -> str:
     return f"its Host {hosts[0][:80]!r} is neither loopback nor an address the daemon listens on"
 
 
+def foreign_page(request: web.BaseRequest, policy: AccessPolicy) -> str:
+    """Why this request may come from a web page that is not ours; empty when nothing speaks for it."""
+    sock = request.transport.get_extra_info("socket") if request.transport is not None else None
+    named = "Host" in request.headers and (sock is None or sock.family != socket.AF_UNIX)
+    return _foreign_origin(request) or (_foreign_host(request, policy) if named else "")
+
+
 def _foreign_peer(sock: socket.socket) -> str:
     peer = str(sock.getpeername()[0]).partition("%")[0].removeprefix("::ffff:")
     return "" if is_loopback(peer) else f"it comes from {peer}"

@@ -1,5 +1,6 @@
 """Sockets, applications and background tasks of the daemon, started and stopped in order."""
 
+import asyncio
 import logging
 import os
 import socket
@@ -14,6 +15,7 @@ from scheduler.api.service import ActOptions
 from scheduler.config.settings import Listen, Loaded
 from scheduler.daemon.actions import KEPT, LOST, ActionBook
 from scheduler.daemon.compose import compose, host_limit_bytes
+from scheduler.daemon.doors import no_foreign_pages
 from scheduler.daemon.logfiles import LogKeeper
 from scheduler.daemon.plane import DaemonPlane
 from scheduler.daemon.prometheus import Exposition
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 #: How long requests in flight may go on when the daemon stops.
 DRAIN_S = 10.0
+#: Before that is over, those that still run are told so in an error event.
+LAST_CALL_S = 1.0
 #: How long one engine may take to stop with ``on_exit: stop``.
 ON_EXIT_S = 30.0
 
@@ -125,7 +129,7 @@ class Server:
         await kernel.start(self._loaded.models, host_limit_bytes())
         self._self_check.begin(kernel.state)
         await self._house.writer.submit(lambda conn: close_actions(conn, self._house.clock.wall(), LOST), "actions")
-        app = web.Application()
+        app = web.Application(middlewares=[no_foreign_pages(policy)])
         gateway = GatewaySettings(keepalive_s=settings.gateway.keepalive_s, max_body_bytes=settings.gateway.max_body_bytes)
         mount_control(app, self.plane, policy)
         mount(app, kernel.desk, self._house.clock, gateway, self._exposition)
@@ -145,7 +149,9 @@ class Server:
         kernel = self._house.kernel
         kernel.desk.refuse_all(Temporary("the daemon is shutting down", code="model_starting", retry_after_s=5.0, fix="retry in a moment"))
         if self._runner is not None:
+            last_call = asyncio.get_running_loop().call_later(DRAIN_S - LAST_CALL_S, kernel.desk.cut_all, CauseId("shutdown"))
             await self._runner.cleanup()
+            last_call.cancel()
         if self._loaded.settings.gateway.on_exit == "stop":
             await self._stop_engines()
         await kernel.stop()

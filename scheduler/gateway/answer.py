@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -16,6 +18,9 @@ from scheduler.upstream.wire import Headers
 T = TypeVar("T")
 
 _EVENT_STREAM = [("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no")]
+
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger: on, for no time at all
 
 
 class BrokenOff(ConnectionResetError):
@@ -99,6 +104,7 @@ class Answer:
         if self._response is None:
             return self._refuse(error)
         if self._response.content_type != "text/event-stream":
+            self._reset()
             raise BrokenOff("the engine's answer was cut after a part of it had been passed on")
         return await self.last_event(envelope(error), midway=midway)
 
@@ -123,6 +129,16 @@ class Answer:
             response.content_length = length
         await response.prepare(self._request)
         self._response = response
+
+    def _reset(self) -> None:
+        """End the connection with a reset: a mere close is how a whole answer ends for clients of HTTP/1.0."""
+        transport = self._request.transport
+        if transport is None:
+            return
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        transport.abort()
 
     def _out(self) -> web.StreamResponse:
         if self._response is None:

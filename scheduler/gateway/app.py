@@ -1,5 +1,7 @@
 """The data plane as an aiohttp application, or as routes of a larger one."""
 
+from functools import partial
+
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
@@ -45,7 +47,8 @@ def mount(
     app.router.add_get("/v1/models", _list_models)
     app.router.add_get("/v1/models/{id:.+}", _one_model)
     for endpoint in ENDPOINTS:
-        app.router.add_post(f"/v1/{endpoint}", _inference_handler(inference, endpoint), expect_handler=inference.refuse_early)
+        early = partial(inference.refuse_early, endpoint=endpoint)
+        app.router.add_post(f"/v1/{endpoint}", _inference_handler(inference, endpoint), expect_handler=early)
 
 
 def mount_fallback(app: web.Application) -> None:

@@ -31,6 +31,7 @@ RULES: dict[str, Rule] = {
     "invalid_json": Rule(400, _REQUEST),
     "invalid_header": Rule(400, _REQUEST),
     "context_length_exceeded": Rule(400, _REQUEST, param="messages"),
+    "not_permitted": Rule(403, _REQUEST),
     "model_not_found": Rule(404, _REQUEST, param="model"),
     "unknown_url": Rule(404, _REQUEST),
     "body_timeout": Rule(408, _REQUEST),

@@ -36,11 +36,13 @@ _NOT_TO_ENGINES = _HOP_BY_HOP | {
 }
 _NOT_TO_CLIENTS = _HOP_BY_HOP | {"content-length", "x-request-id"}
 _OURS = "x-hotseat-"
+#: Engines tell browsers that any page may read their answers; that is for us to say.
+_CORS = "access-control-"
 
 
 def to_engine(headers: Mapping[str, str], *, api_key: str, request_id: str) -> Headers:
     """The client's headers as an engine gets them; the body is known to be JSON by now."""
-    named = _named_by_connection(headers.get("Connection"))
+    named = _named_by_connection(", ".join(value for name, value in headers.items() if name.lower() == "connection"))
     kept = [(name, value) for name, value in headers.items() if _passes(name.lower(), _NOT_TO_ENGINES, named)]
     kept += [("Content-Type", "application/json"), ("Accept-Encoding", "identity"), ("X-Request-Id", request_id)]
     if api_key:
@@ -52,7 +54,9 @@ def to_client(headers: Iterable[tuple[str, str]], own: Mapping[str, str]) -> CIM
     """The engine's headers as the client gets them, and our own."""
     listed = list(headers)
     named = _named_by_connection(", ".join(value for name, value in listed if name.lower() == "connection"))
-    passed = CIMultiDict((name, value) for name, value in listed if _passes(name.lower(), _NOT_TO_CLIENTS, named))
+    passed = CIMultiDict(
+        (name, value) for name, value in listed if _passes(name.lower(), _NOT_TO_CLIENTS, named) and not name.lower().startswith(_CORS)
+    )
     passed.update(own)
     return passed
 
@@ -69,7 +73,5 @@ def _passes(name: str, dropped: frozenset[str], named: frozenset[str]) -> bool:
     return name not in dropped and name not in named and not name.startswith(_OURS)
 
 
-def _named_by_connection(value: str | None) -> frozenset[str]:
-    if not value:
-        return frozenset()
+def _named_by_connection(value: str) -> frozenset[str]:
     return frozenset(part.strip().lower() for part in value.split(","))

@@ -6,7 +6,7 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from scheduler.domain.errors import HotseatError
 from scheduler.gateway.answer import Answer, BrokenOff
@@ -81,15 +81,17 @@ class Inference:
             self._metrics.request(label.model, endpoint, answer.status if done else CLIENT_CLOSED)
         return response
 
-    async def refuse_early(self, request: web.Request) -> web.StreamResponse | None:
+    async def refuse_early(self, request: web.Request, endpoint: str) -> web.StreamResponse | None:
         """For ``Expect: 100-continue``: refuse an announced size before the client sends it, else let it go on."""
-        if request.headers.get("Expect", "").lower() != "100-continue":
+        if request.headers.get("Expect", "").lower() != "100-continue" or request.version < HttpVersion11:
             return None
         try:
             refuse_large(request, self._settings)
         except HotseatError as error:
-            request_id = _request_id(request)
-            return await Answer(request, request_id).fail(error)
+            answer = Answer(request, _request_id(request))
+            response = await answer.fail(error)
+            self._metrics.request("", endpoint, answer.status)
+            return response
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
         return None

@@ -184,6 +184,10 @@ class ReadinessDesk:
                 self._cuts[lease].set()
                 self._cut_by.setdefault(lease, effect.cause)
 
+    def cut_all(self, cause: CauseId) -> None:
+        """The daemon ends, and so must whatever still runs: with an error event, not with a broken connection."""
+        self.cut(CutLeases(leases=tuple(self._cuts), cause=cause))
+
     def finished(self, effect: FinishAction) -> None:
         """An action has ended."""
         self.listeners.finished(effect)

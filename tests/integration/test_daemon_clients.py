@@ -1,10 +1,12 @@
 """Clients that leave, and callers that only look."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.support.fake_knobs import Speech
 from tests.support.house import House, fake, house
@@ -95,3 +97,31 @@ async def test_looking_wakes_nothing_and_is_no_use(tmp_path: Path) -> None:
         assert after == before
         assert daemon.launches("b") == []
         assert len(await daemon.asked("a")) == 1
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example:11500"}, {"Origin": "https://evil.example"}, {"Origin": "null"}])
+async def test_a_web_page_of_another_site_gets_nothing(tmp_path: Path, headers: dict[str, str]) -> None:
+    """A page may send a body of text/plain without asking first, and a name of its own may lead to 127.0.0.1."""
+    async with house(tmp_path, fake("a"), SEAT) as daemon, aiohttp.ClientSession() as client:
+        body = json.dumps({"model": "a", "messages": []})
+        told = {**headers, "Content-Type": "text/plain"}
+        async with client.post(daemon.url + "/v1/chat/completions", data=body, headers=told) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (403, "not_permitted")
+        async with client.get(daemon.url + "/v1/models", headers=headers) as answer:
+            assert answer.status == 403
+        assert (await daemon.model("a"))["phase"] == "stopped"
+        own = {"Origin": daemon.url, "X-Forwarded-For": "10.0.0.1"}
+        async with client.get(daemon.url + "/v1/models", headers=own) as answer:
+            assert answer.status == 200
+
+
+async def test_a_stream_that_outlasts_the_daemon_ends_with_an_error_event(tmp_path: Path) -> None:
+    async with house(tmp_path, fake("a", speech=Speech(tokens=10_000, token_s=0.05)), SEAT) as daemon:
+        streaming = asyncio.create_task(daemon.chat("a", stream=True, max_tokens=10_000))
+        await daemon.until_model("a", lambda a: a["active"] == 1)
+        assert await daemon.terminate() == 0
+        status, text = await streaming
+        assert status == 200
+        assert text.rstrip().splitlines()[-1].startswith('data: {"error"')
+        assert "[DONE]" not in text
+        await daemon.start()

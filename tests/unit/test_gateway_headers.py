@@ -140,6 +140,16 @@ def test_headers_back_to_the_client() -> None:
     assert media_type([]) == ""
 
 
+def test_every_connection_header_names_what_ends_here() -> None:
+    headers = CIMultiDict([("Connection", "keep-alive"), ("Connection", "X-Hop"), ("X-Hop", "1"), ("X-Stays", "1")])
+    names = {name for name, _ in to_engine(headers, api_key="", request_id="r")}
+    assert ("X-Hop" in names, "X-Stays" in names) == (False, True)
+
+
+def test_an_engine_does_not_open_the_daemon_to_web_pages() -> None:
+    assert "Access-Control-Allow-Origin" not in to_client([("access-control-allow-origin", "*"), ("X-Engine", "1")], {})
+
+
 def test_an_error_has_all_four_keys_and_its_fix() -> None:
     error = Permanent("It failed 3 times.", code="model_failed", fix="Run `hotseat status m`.")
     told = json.loads(envelope(error))
