@@ -22,6 +22,7 @@ from scheduler.api.schemas import (
 from scheduler.api.service import ActOptions, LogQuery
 from scheduler.api.tail import Piece, read_from, read_tail
 from scheduler.daemon.actions import ActionBook
+from scheduler.daemon.news import News
 from scheduler.daemon.prometheus import Exposition
 from scheduler.daemon.status import StatusBuilder
 from scheduler.domain.claims import Footprint
@@ -63,7 +64,7 @@ class DaemonPlane:
         self._version = version
         self._started_wall = started_wall
         self._daemon_log = daemon_log
-        self.news = asyncio.Event()
+        self.news = News()
 
     def _name(self, name: str) -> ModelName:
         return self._kernel.desk.resolve(name).name
@@ -133,17 +134,11 @@ class DaemonPlane:
 
     async def wait_events(self, after: int, seconds: float) -> bool:
         """Whether something newer than ``after`` came within ``seconds``."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        while True:
-            self.news.clear()
-            if await self.events(after, 1):
-                return True
-            try:
-                async with asyncio.timeout_at(end):
-                    await self.news.wait()
-            except TimeoutError:
-                return False
+
+        async def found() -> bool:
+            return bool(await self.events(after, 1))
+
+        return await self.news.until(found, seconds)
 
     async def logs(self, name: str | None, query: LogQuery) -> Logs:
         """A piece of a log."""

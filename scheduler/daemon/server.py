@@ -63,7 +63,7 @@ class Server:
             interrupted=self._interrupted,
             observe=self._self_check.observe,
         )
-        self._house = compose(loaded, hooks, on_commit=self._exposition.committed)
+        self._house = compose(loaded, hooks, on_commit=self._committed)
         kernel = self._house.kernel
         self._status = StatusBuilder(
             kernel.state,
@@ -93,7 +93,11 @@ class Server:
     def _told(self, effect: Tell) -> None:
         log.info("%s", effect.message, extra={"kind": effect.kind, "subject": effect.subject})
         self._exposition.told(effect)
-        self.plane.news.set()
+
+    def _committed(self, seconds: float, units: int) -> None:
+        """By the writer's thread. Told here and not with the effects: who waits for an event reads it from the store."""
+        self._exposition.committed(seconds, units)
+        self.plane.news.ring()
 
     def _effects(self, effects: list[Effect]) -> None:
         self._self_check.effects(effects)
