@@ -2,6 +2,8 @@
 
 import ipaddress
 import re
+from collections.abc import Collection
+from typing import NamedTuple
 
 from pydantic_core import PydanticCustomError
 
@@ -34,12 +36,28 @@ def check_listen(context: Context) -> None:
             address = listen(entry)
         except PydanticCustomError:  # reported with the types
             continue
-        if address in seen and address.port != 0:
-            context.report(loc, "bad_value", f"{address} is listed twice", "remove one")
+        wrong = objection(address, seen)
         seen.add(address)
-        if not _is_loopback(address.host):
-            message = f"{address} can be reached from other machines, which needs keys, and keys are not supported yet"
-            context.report(loc, "not_supported_yet", message, f"listen on 127.0.0.1:{address.port} and use a proxy or tunnel of your own")
+        if wrong is not None:
+            context.report(loc, wrong.code, wrong.message, wrong.fix)
+
+
+class Objection(NamedTuple):
+    """Why an address is not listened on, as a problem of the configuration."""
+
+    code: str
+    message: str
+    fix: str
+
+
+def objection(address: Listen, others: Collection[Listen]) -> Objection | None:
+    """What speaks against listening on ``address`` beside ``others``; None = nothing."""
+    if not _is_loopback(address.host):
+        message = f"{address} can be reached from other machines, which needs keys, and keys are not supported yet"
+        return Objection("not_supported_yet", message, f"listen on 127.0.0.1:{address.port} and use a proxy or tunnel of your own")
+    if address in others and address.port != 0:
+        return Objection("bad_value", f"{address} is listed twice", "remove one")
+    return None
 
 
 def _is_loopback(host: str) -> bool:

@@ -13,13 +13,14 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from scheduler.config.find import find_config
+from scheduler.config.flags import listen_flags
 from scheduler.config.load import load
 from scheduler.config.problems import ConfigInvalid
-from scheduler.config.settings import Listen, Loaded
+from scheduler.config.settings import Loaded
 from scheduler.daemon.clock import SystemClock
 from scheduler.daemon.engine_facts import engine_facts
 from scheduler.daemon.server import Server
-from scheduler.domain.errors import HotseatError
+from scheduler.domain.errors import HotseatError, Invalid
 from scheduler.domain.units import gib
 from scheduler.store.lock import StateLock
 from scheduler.telemetry.log import set_up
@@ -28,17 +29,21 @@ from scheduler.version import VERSION
 log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_CONFLICT = 6
 EXIT_CONFIG = 78
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Run the daemon until it is told to stop; returns the exit code (78 = bad configuration, 6 = already running)."""
+    """Run the daemon until it is told to stop; returns the exit code (78 = bad configuration, 2 = bad flag, 6 = already running)."""
     try:
         loaded = _configuration(args)
     except ConfigInvalid as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIG
+    except Invalid as error:
+        _explain(error)
+        return EXIT_USAGE
     state_dir = loaded.settings.state_dir
     try:
         with StateLock(state_dir):
@@ -49,9 +54,13 @@ def serve(args: argparse.Namespace) -> int:
             logging.getLogger().addHandler(log_file)
             return asyncio.run(_run(loaded))
     except HotseatError as error:
-        fix = f"\n  fix: {error.fix}" if error.fix else ""
-        sys.stderr.write(f"hotseat: {error.message}{fix}\n")
+        _explain(error)
         return EXIT_CONFLICT if error.code == "already_running" else EXIT_FAILED
+
+
+def _explain(error: HotseatError) -> None:
+    fix = f"\n  fix: {error.fix}" if error.fix else ""
+    sys.stderr.write(f"hotseat: {error.message}{fix}\n")
 
 
 def _configuration(args: argparse.Namespace) -> Loaded:
@@ -63,13 +72,8 @@ def _configuration(args: argparse.Namespace) -> Loaded:
     if state_dir:
         settings = dataclasses.replace(settings, state_dir=Path(state_dir).absolute())
     if args.listen:
-        settings = dataclasses.replace(settings, listen=tuple(_listen(text) for text in args.listen))
+        settings = dataclasses.replace(settings, listen=listen_flags(args.listen))
     return dataclasses.replace(loaded, settings=settings)
-
-
-def _listen(text: str) -> Listen:
-    host, _, port = text.rpartition(":")
-    return Listen(host.strip("[]") or "127.0.0.1", int(port))
 
 
 async def _run(loaded: Loaded) -> int:

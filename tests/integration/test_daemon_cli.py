@@ -233,3 +233,26 @@ async def test_a_bad_configuration_ends_with_78(tmp_path: Path, text: str, told:
     assert str(config) in err
     assert told in err
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("listen", "told"),
+    [
+        ("0.0.0.0:0", "can be reached from other machines"),
+        ("[::]:0", "can be reached from other machines"),
+        ("127.0.0.1:http", "'http' is not a port"),
+        ("127.0.0.1:99999", "'99999' is not a port"),
+        (":0", "has no host"),
+        ("127.0.0.1", "has no port"),
+        ("", "has no port"),
+    ],
+)
+async def test_a_listen_flag_is_held_to_the_rules_of_the_file(tmp_path: Path, listen: str, told: str) -> None:
+    daemon = RealDaemon(tmp_path, {}, SEAT)
+    daemon.write_config()
+    code, out, err = await daemon.cli("serve", "--config", str(daemon.config), "--listen", "127.0.0.1:0", "--listen", listen)
+    assert (code, out) == (2, "")
+    assert err.startswith("hotseat: --listen: ")
+    assert told in err
+    assert "\n  fix: " in err
+    assert not daemon.state_dir.exists()
