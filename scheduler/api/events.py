@@ -44,6 +44,8 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
+    if request.method == "HEAD":
+        return response
     try:
         await response.write(b"retry: 2000\n\n")
         with waiting(request):

@@ -50,7 +50,7 @@ def limit_of(request: web.Request, default: int = 100) -> int:
 
 
 def wait_of(request: web.Request) -> float:
-    """``?wait=SECONDS``: 0 (do not wait) to 600."""
+    """``?wait=SECONDS``: 0 (do not wait) to 600; always 0 for HEAD, which asks how an answer would look."""
     text = request.query.get("wait", "0")
     try:
         seconds = float(text)
@@ -58,7 +58,7 @@ def wait_of(request: web.Request) -> float:
         seconds = -1.0
     if not 0.0 <= seconds <= MAX_WAIT_S:  # not-a-number fails this too
         raise Invalid(f"wait={text[:40]!r} is not a number of seconds from 0 to {MAX_WAIT_S:.0f}", fix="poll again for longer waits")
-    return seconds
+    return 0.0 if request.method == "HEAD" else seconds
 
 
 def known_parameters(request: web.Request, *names: str) -> None:

@@ -9,7 +9,10 @@ from aiohttp import web
 
 from scheduler.api.access import local_policy
 from scheduler.api.app import build_control_app
+from scheduler.api.service import ActOptions
+from tests.support import worlds
 from tests.support.fake_plane import FakePlane
+from tests.support.gateway_rig import serving
 
 PATH = "/control/v1/events"
 
@@ -135,3 +138,37 @@ async def test_an_error_inside_a_stream_ends_it(feed: Feed, monkeypatch: pytest.
     await feed.happen("unseen")
     async with asyncio.timeout(10):
         assert b"unseen" not in await response.content.read()
+
+
+@pytest.mark.parametrize(
+    ("path", "accept", "kind"),
+    [
+        (PATH, "text/event-stream", "text/event-stream"),
+        (f"{PATH}?after=0&wait=600", "*/*", "application/json; charset=utf-8"),
+        ("/control/v1/actions/a1?wait=600", "*/*", "application/json; charset=utf-8"),
+    ],
+)
+async def test_head_neither_waits_nor_streams(path: str, accept: str, kind: str) -> None:
+    card = worlds.awake_card()
+    plane = FakePlane([card])
+    plane.hold = True
+    await plane.act("stop", card.name, ActOptions(), "local")
+    async with serving(build_control_app(plane, local_policy(["127.0.0.1"]))) as url:
+        found = await answers(url, f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n")
+    head, _, after = found.partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 200")
+    assert f"Content-Type: {kind}" in head
+    assert after.startswith("HTTP/1.1 200")
+    assert plane.waits == 0
+
+
+async def answers(url: str, request: str) -> str:
+    """All that comes for a request and, on the same connection, one for the version."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"{request}GET /control/v1/version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    async with asyncio.timeout(10):
+        found = (await reader.read()).decode()
+    writer.close()
+    await writer.wait_closed()
+    return found
