@@ -91,7 +91,7 @@ def test_tail_shows_a_last_line_without_newline_because_a_crash_ends_like_that(t
     path = tmp_path / "log"
     path.write_bytes(b"one\r\ntwo\nSegmentation fau")
     piece = read_tail(path, 2)
-    assert (piece.lines, piece.truncated, piece.offset) == (["two", "Segmentation fau"], True, len(path.read_bytes()))
+    assert (piece.lines, piece.truncated, piece.offset) == (["two", "Segmentation fau"], True, len(b"one\r\ntwo\n"))
 
 
 @given(
@@ -119,8 +119,37 @@ def test_tail_is_bounded(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 99 + b"\n" + (b"y" * 99 + b"\n") * 5000)
     piece = read_tail(path, 10_000, max_bytes=100_000)
     assert piece.truncated
-    assert 100_000 <= sum(len(line) + 1 for line in piece.lines) <= 300_000
+    assert 99_000 <= sum(len(line) + 1 for line in piece.lines) <= 100_000
     assert set(piece.lines) == {"y" * 99}
+
+
+@pytest.mark.parametrize("written", [b"", b"one\n", b"one\ntw"])
+def test_who_follows_a_tail_gets_whole_lines(tmp_path: Path, written: bytes) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(written)
+    tail = read_tail(path, 100)
+    path.write_bytes(b"one\ntwo\nthree\n")
+    rest = read_from(path, tail.offset)
+    assert [*tail.lines[: written.count(b"\n")], *rest.lines] == ["one", "two", "three"]
+    assert not rest.truncated
+
+
+def test_the_tail_of_a_line_longer_than_an_answer_is_not_read_again_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"z" * 25)
+    tail = read_tail(path, 5, max_bytes=10)
+    assert (tail.lines, tail.offset, tail.truncated) == (["z" * 10], 25, True)
+    with path.open("ab") as file:
+        file.write(b"z\nend\n")
+    assert read_from(path, tail.offset, max_bytes=10).lines == ["end"]
+
+
+@pytest.mark.parametrize("offset", range(1, 14))
+def test_an_offset_inside_a_line_shows_nothing_of_it(tmp_path: Path, offset: int) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"TOKEN=secret\nend\n")
+    piece = read_from(path, offset)
+    assert (piece.lines, piece.offset, piece.truncated) == (["end"], 17, offset < 13)
 
 
 def test_following_picks_up_whole_lines_only_and_survives_truncation_in_place(tmp_path: Path) -> None:
@@ -136,15 +165,16 @@ def test_following_picks_up_whole_lines_only_and_survives_truncation_in_place(tm
     assert read_from(path, second.offset).lines == ["new"]
 
 
-def test_following_gets_past_a_line_longer_than_a_piece(tmp_path: Path) -> None:
+def test_following_shows_the_beginning_of_a_line_longer_than_a_piece_and_gets_past_it(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"z" * 25 + b"\nend\n")
     offset = 0
-    text: list[str] = []
-    for _ in range(6):
+    pieces = []
+    for _ in range(4):
         piece = read_from(path, offset, max_bytes=10)
-        offset, text = piece.offset, [*text, *piece.lines]
-    assert "".join(text) == "z" * 25 + "end"
+        offset = piece.offset
+        pieces.append((piece.lines, piece.truncated))
+    assert pieces == [(["z" * 10], False), ([], True), (["end"], True), ([], False)]
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_log(tmp_path: Path) -> None:
