@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from scheduler.api.tail import read_tail
+from scheduler.api.service import LogQuery
+from scheduler.api.tail import Piece, read_from, read_tail
 from scheduler.config.settings import LogSettings, Share
 from scheduler.domain.units import human_bytes
 from scheduler.telemetry.redact import redact_text
@@ -25,8 +26,17 @@ _FIX = "free space there, or lower disk.min_free; hotseat doctor shows the disk"
 
 async def read_lines(path: str) -> list[str]:
     """The last lines of an engine's log, for finding out why it ended: what comes of them is stored and shown, so no secrets."""
-    piece = await asyncio.to_thread(read_tail, Path(path), TAIL_LINES)
-    return [redact_text(line) for line in piece.lines]
+    return (await read_piece(Path(path), LogQuery(lines=TAIL_LINES))).lines
+
+
+async def read_piece(path: Path, query: LogQuery) -> Piece:
+    """What ``query`` asks of the log at ``path``, without secrets; a missing file is empty. The loop goes on meanwhile."""
+    return await asyncio.to_thread(_read_piece, path, query)
+
+
+def _read_piece(path: Path, query: LogQuery) -> Piece:
+    piece = read_tail(path, query.lines) if query.offset is None else read_from(path, query.offset)
+    return replace(piece, lines=[redact_text(line) for line in piece.lines])
 
 
 class LogKeeper:

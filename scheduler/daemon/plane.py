@@ -20,8 +20,9 @@ from scheduler.api.schemas import (
     Why,
 )
 from scheduler.api.service import ActOptions, LogQuery
-from scheduler.api.tail import Piece, read_from, read_tail
+from scheduler.api.tail import Piece
 from scheduler.daemon.actions import ActionBook
+from scheduler.daemon.logfiles import read_piece
 from scheduler.daemon.news import News
 from scheduler.daemon.prometheus import Exposition
 from scheduler.daemon.status import StatusBuilder
@@ -36,7 +37,6 @@ from scheduler.orchestrator.kernel import Kernel
 from scheduler.store.events import StoredEvent, list_events, newest_events
 from scheduler.store.instances import recent_launches
 from scheduler.store.journal import story
-from scheduler.telemetry.redact import redact_text
 
 #: A control loop that has not turned for so long is stuck.
 STUCK_S = 30.0
@@ -143,7 +143,7 @@ class DaemonPlane:
     async def logs(self, name: str | None, query: LogQuery) -> Logs:
         """A piece of a log."""
         if name is None:
-            piece = await self._read(self._daemon_log, query)
+            piece = await read_piece(self._daemon_log, query)
             return _logs(None, None, piece)
         model = self._name(name)
         launches = await self._kernel.parts.database.read(lambda conn: recent_launches(conn, instance_id(model), 100))
@@ -151,13 +151,8 @@ class DaemonPlane:
         if not chosen:
             text = f"{model} was never started" if query.launch is None else f"{model} has no launch {query.launch}"
             raise NotFound(text, code="launch_not_found", fix=f"see `hotseat status {model}` for its last starts")
-        piece = await self._read(Path(chosen[0].log_path), query)
+        piece = await read_piece(Path(chosen[0].log_path), query)
         return _logs(model, chosen[0].id, piece)
-
-    async def _read(self, path: Path, query: LogQuery) -> Piece:
-        if query.offset is None:
-            return await asyncio.to_thread(read_tail, path, query.lines)
-        return await asyncio.to_thread(read_from, path, query.offset)
 
     async def ready(self) -> Ready:
         """Whether the control loop turns and chat can be served."""
@@ -242,5 +237,4 @@ def _event(row: StoredEvent) -> Event:
 
 
 def _logs(model: str | None, launch: int | None, piece: Piece) -> Logs:
-    lines = [redact_text(line) for line in piece.lines]
-    return Logs(model=model, launch=launch, offset=piece.offset, truncated=piece.truncated, lines=lines)
+    return Logs(model=model, launch=launch, offset=piece.offset, truncated=piece.truncated, lines=piece.lines)

@@ -1,12 +1,16 @@
 """Log files of engines: bounded in size, number and sum; dropped first when the disk is nearly full."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from scheduler.api.service import LogQuery
+from scheduler.api.tail import MAX_BYTES
 from scheduler.config.settings import LogSettings, Share
-from scheduler.daemon.logfiles import LogKeeper, trim
+from scheduler.daemon import logfiles
+from scheduler.daemon.logfiles import LogKeeper, read_lines, read_piece, trim
 
 NOTHING = Share(size_bytes=0)
 EVERYTHING = Share(ratio=1.0)  # no disk is ever as free as that
@@ -93,3 +97,30 @@ async def test_the_end_of_the_shortage_is_told(tmp_path: Path, monkeypatch: pyte
 async def test_a_folder_that_is_gone_is_no_end_of_the_keeper(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     await LogKeeper(tmp_path / "gone", LogSettings(), EVERYTHING, lambda _message, _fix: None).once()
     assert "could not be trimmed" in caplog.text
+
+
+LINE = "INFO 11-30 14:03:12 [loggers.py:116] Engine 000: Avg prompt throughput: 12.3 tokens/s, HF_TOKEN=hf_abcdefghij\n"
+
+
+@pytest.mark.parametrize("query", [LogQuery(offset=0), LogQuery(lines=10_000)])
+async def test_the_largest_piece_of_a_log_does_not_keep_the_loop(tmp_path: Path, query: LogQuery) -> None:
+    log = tmp_path / "m-1.log"
+    log.write_text(LINE * 10_000 + "x" * MAX_BYTES)
+    piece = await read_piece(log, query)  # the guard of every test fails one in which the loop stands still
+    assert len(piece.lines) <= 10_000
+    assert "hf_abc" not in "".join(piece.lines)
+
+
+async def test_redaction_is_no_work_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers: set[int] = set()
+
+    def noted(text: str) -> str:
+        workers.add(threading.get_ident())
+        return text
+
+    monkeypatch.setattr(logfiles, "redact_text", noted)
+    (tmp_path / "m-1.log").write_text(LINE)
+    await read_piece(tmp_path / "m-1.log", LogQuery())
+    await read_lines(str(tmp_path / "m-1.log"))
+    assert workers
+    assert threading.get_ident() not in workers
