@@ -2,9 +2,10 @@
 
 import base64
 import binascii
-from typing import Literal, cast
+from typing import Annotated, cast
 
 from aiohttp import web
+from pydantic import ConfigDict, Field
 
 from scheduler.api.access import CALLER
 from scheduler.api.schemas import VERBS, Action, ModelStatus, Page, Schema, StoryEntry, Verb
@@ -16,17 +17,24 @@ MAX_LOG_LINES = 10_000
 _NO_CURSOR = "?after= is not one that this list gave out"
 
 
-class NoOptions(Schema):
+class Options(Schema):
+    """Base of what callers send: no value of another kind is taken for one of the right kind ("yes", 1 and 1.0 are not true)."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class NoOptions(Options):
     """Body of wake and restart: nothing to choose."""
 
 
-class SleepOptions(Schema):
+class SleepOptions(Options):
     """Body of sleep. ``level`` null or absent = the scheduler chooses."""
 
-    level: Literal[1, 2] | None = None
+    # Not a Literal: those compare, and true equals 1.
+    level: Annotated[int, Field(ge=1, le=2)] | None = None
 
 
-class StopOptions(Schema):
+class StopOptions(Options):
     """Body of stop. ``now`` true = running requests are cut short instead of waited for."""
 
     now: bool = False

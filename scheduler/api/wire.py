@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, ValidationError
 
 from scheduler.api.errors import explain_invalid
@@ -91,13 +92,18 @@ async def body_of(request: web.Request, schema: type[M]) -> M:
 
 
 async def _bounded(request: web.Request) -> bytes:
+    """The body as sent. Raises Invalid when it is too large, broken as a transfer (chunks, compression), or cut off."""
     # Not request.read(): its limit is that of the outer application, which takes the gateway's large bodies.
     raw = bytearray()
-    async for chunk in request.content.iter_any():
-        raw += chunk
-        if len(raw) > MAX_BODY_BYTES:
-            message = f"a control request has a body of at most {MAX_BODY_BYTES // 1024} KiB"
-            raise Invalid(message, code="body_too_large", fix="send only the documented keys")
+    try:
+        async for chunk in request.content.iter_any():
+            raw += chunk
+            if len(raw) > MAX_BODY_BYTES:
+                message = f"a control request has a body of at most {MAX_BODY_BYTES // 1024} KiB"
+                raise Invalid(message, code="body_too_large", fix="send only the documented keys")
+    except (web.RequestPayloadError, HttpProcessingError, ConnectionError) as error:
+        text = " ".join(str(error).split())
+        raise Invalid(f"the body could not be read: {text}", fix="send a JSON object, or no body") from None
     return bytes(raw)
 
 

@@ -161,6 +161,11 @@ async def test_a_long_action_is_202_and_can_be_waited_for(served: Served) -> Non
         ("/control/v1/models/gemma-8k/sleep", {"level": 3}, "invalid"),
         ("/control/v1/models/gemma-8k/sleep", {"level": "1"}, "invalid"),
         ("/control/v1/models/gemma-8k/stop", {"now": "yes please"}, "invalid"),
+        ("/control/v1/models/gemma-8k/stop", {"now": "yes"}, "invalid"),
+        ("/control/v1/models/gemma-8k/stop", {"now": 1}, "invalid"),
+        ("/control/v1/models/gemma-8k/stop", {"now": None}, "invalid"),
+        ("/control/v1/models/gemma-8k/sleep", {"level": True}, "invalid"),
+        ("/control/v1/models/gemma-8k/sleep", {"level": 1.0}, "invalid"),
         ("/control/v1/models/gemma-8k/stop", {"force": True}, "invalid"),
         ("/control/v1/models/gemma-8k/wake", {"for": "2h"}, "invalid"),
         ("/control/v1/models/gemma-8k/wake", b"[1]", "invalid"),
@@ -179,6 +184,36 @@ async def test_bad_requests_are_400_and_do_nothing(served: Served, path: str, bo
     assert (status, answer["code"]) == (400, code)
     assert answer["detail"]
     assert served.plane.acts == []
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "leaves"),
+    [
+        ("Content-Encoding: gzip\r\nContent-Length: 7", b"garbage", False),
+        ("Content-Encoding: deflate\r\nContent-Length: 7", b"garbage", False),
+        ("Transfer-Encoding: chunked", b"zz\r\n{}\r\n0\r\n\r\n", False),
+        ("Content-Length: 7", b"{", True),
+    ],
+)
+async def test_a_body_that_is_broken_as_a_transfer_is_the_callers_mistake(
+    served: Served, caplog: pytest.LogCaptureFixture, header: str, body: bytes, leaves: bool
+) -> None:
+    reader, writer = await asyncio.open_unix_connection(served.socket_path)
+    head = f"POST /control/v1/models/gemma-8k/stop HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{header}\r\n\r\n"
+    writer.write(head.encode() + body)
+    if leaves:
+        await writer.drain()
+        writer.close()
+        await served.get("/control/v1/status")
+    else:
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        assert answer.split(b" ")[1] == b"400"
+        writer.close()
+    await writer.wait_closed()
+    await served.runner.cleanup()  # whoever answers has done so
+    assert served.plane.acts == []
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("scheduler.")] == []
 
 
 async def test_a_body_above_64_kib_is_413(served: Served) -> None:
