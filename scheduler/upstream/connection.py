@@ -134,13 +134,11 @@ class Connection(asyncio.Protocol):
             self._break("the engine sent bytes nobody asked for")
             return
         try:
-            pieces = parser.feed(data)
+            self._queue(parser.feed(data))
         except WireError as error:
+            self._queue(error.pieces)
             self._break(f"the engine's answer is not HTTP: {error}")
             return
-        for piece in pieces:
-            self._pieces.append(piece)
-            self._queued += len(piece)
         if self._queued > HIGH_WATER_BYTES and self._reading and self._transport is not None:
             self._reading = False
             self._transport.pause_reading()
@@ -178,6 +176,10 @@ class Connection(asyncio.Protocol):
         if self._parser is None:
             raise RuntimeError("no exchange is open on this connection")
         return self._parser
+
+    def _queue(self, pieces: list[bytes]) -> None:
+        self._pieces.extend(pieces)
+        self._queued += sum(map(len, pieces))
 
     def _break(self, why: str) -> None:
         if self._lost is None:

@@ -17,7 +17,11 @@ _BODILESS = frozenset({204, 304})
 
 
 class WireError(Exception):
-    """What arrived is not a well-formed HTTP/1.1 response."""
+    """What arrived is not a well-formed HTTP/1.1 response. ``pieces``: the body that came before it in the same read."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.pieces: list[bytes] = []
 
 
 class _State(Enum):
@@ -47,7 +51,7 @@ class ResponseParser:
     ``begun`` turns true with the first byte; ``status`` is 0 until the head is complete; ``done`` once the whole message
     has arrived. ``length`` is the announced size of the body, None when it has none; ``ends_by_close`` means that only
     the end of the connection ends the body, so that a cut cannot be told from it; ``reusable`` says whether the
-    connection may carry another request afterwards.
+    connection may carry another request afterwards: not when bytes follow the message, which are dropped.
     """
 
     __slots__ = ("_buffer", "_left", "_state", "begun", "ends_by_close", "headers", "length", "reusable", "status")
@@ -69,7 +73,7 @@ class ResponseParser:
         return self._state is _State.DONE
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes from the engine; returns the pieces of body in them. Raises WireError."""
+        """Take bytes from the engine; returns the pieces of body in them. Raises WireError, which has them too."""
         self.begun = True
         if self._buffer:
             data = self._buffer + data
@@ -77,7 +81,14 @@ class ResponseParser:
         pieces: list[bytes] = []
         pos = 0
         while pos < len(data):
-            step = self._step(data, pos, pieces)
+            if self._state is _State.DONE:  # the message is whole and good, whatever stands behind it
+                self.reusable = False
+                break
+            try:
+                step = self._step(data, pos, pieces)
+            except WireError as error:
+                error.pieces = pieces
+                raise
             if step < 0:
                 self._buffer = data[pos:] if pos else data
                 break
@@ -109,9 +120,7 @@ class ResponseParser:
             return len(data)
         if state is _State.HEAD:
             return self._head(data, pos)
-        if state is _State.TRAILER:
-            return self._trailer(data, pos)
-        raise WireError(f"{len(data) - pos} bytes after the end of the response")
+        return self._trailer(data, pos)
 
     def _chunk_line(self, data: bytes, pos: int) -> int:
         end = data.find(b"\r\n", pos)

@@ -402,6 +402,42 @@ async def test_a_stale_pooled_connection_is_no_dead_engine() -> None:
     assert [one.outcome for one in desk.released] == [Outcome.OK, Outcome.OK]
 
 
+async def test_stray_bytes_behind_an_answer_cost_the_connection_and_not_the_answer() -> None:
+    connections = 0
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await read_request(reader)
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{"choices":[]}\r\n')
+        await reader.read()
+
+    desk = new_desk()
+    async with raw_engine(script) as engine_url, gateway(desk) as url, ClientSession() as client:
+        desk.add("m", engine_url)
+        for _ in range(2):
+            async with client.post(url + CHAT, json=chat_body("m")) as answer:
+                assert (answer.status, await answer.read()) == (200, b'{"choices":[]}')
+    assert connections == 2
+    assert [one.outcome for one in desk.released] == [Outcome.OK, Outcome.OK]
+
+
+async def test_events_before_bytes_that_are_no_http_are_passed_on() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(SSE_HEAD + framed(chunk("m", "one")) + b"no chunk size\r\n")
+        await reader.read()
+
+    desk = new_desk()
+    async with raw_engine(script) as engine_url, gateway(desk) as url, ClientSession() as client:
+        desk.add("m", engine_url)
+        async with client.post(url + CHAT, json=chat_body("m", stream=True)) as answer:
+            first, last, _ = (await answer.read()).split(b"\n\n")
+    assert first == chunk("m", "one")[:-2]
+    assert b"is not HTTP" in last
+    assert [one.outcome for one in desk.released] == [Outcome.ENGINE_LOST]
+
+
 async def test_an_engine_that_answers_before_it_has_read_the_body() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

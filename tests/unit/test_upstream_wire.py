@@ -95,12 +95,24 @@ def test_a_body_without_a_length_says_so() -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 5000,
         b"HTTP/1.1 200 OK\r\nX: " + b"y" * MAX_HEAD_BYTES,
         b"HTTP/1.1 200 OK\r\nX: " + b"y" * MAX_HEAD_BYTES + b"\r\n\r\n",
-        SIZED + b"HTTP/1.1 200 OK\r\n\r\n",
     ],
 )
 def test_anything_odd_is_an_error(data: bytes) -> None:
     with pytest.raises(WireError):
         parse(data)
+
+
+@given(st.sampled_from([CHUNKED, SIZED, INTERIM, EMPTY]), st.sampled_from([b"\r\n", SIZED]), st.lists(st.integers(0, 10_000), max_size=3))
+def test_bytes_behind_a_response_spoil_the_connection_and_not_the_response(data: bytes, stray: bytes, cuts: list[int]) -> None:
+    whole, whole_body = parse(data)
+    parser, body = parse(data + stray, cuts)
+    assert (parser.status, body, parser.done, parser.reusable) == (whole.status, whole_body, True, False)
+
+
+def test_body_before_an_error_in_the_same_read_is_kept() -> None:
+    with pytest.raises(WireError, match="not a chunk size") as caught:
+        parse(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n")
+    assert caught.value.pieces == [b"hello"]
 
 
 def test_a_request_head_cannot_be_broken_out_of() -> None:
