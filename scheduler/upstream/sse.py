@@ -5,7 +5,9 @@ import re
 #: Bytes of one unfinished event that may be held back; beyond that they go through unseen.
 MAX_EVENT_BYTES = 1 << 20
 
-_SEPARATORS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+# An event ends with a blank line: two line ends (LF, CR or CRLF, in any mixture) in a row. Each of these pairs is one,
+# with the LF of a last CRLF to come, and no blank line lacks all three.
+_BLANK_LINES = (b"\n\n", b"\n\r", b"\r\r")
 # Inside a JSON string every quote is escaped, so this can only be a real key and value, never generated text.
 _ABORT = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 
@@ -19,56 +21,73 @@ class EventGate:
     """Lets whole events pass; stops before the event that says ``finish_reason: "abort"``.
 
     ``aborted`` turns true there; what came before it in the same read has been passed on, nothing after it is.
+    ``midway``: an oversized event went through in part, and its end has not yet.
     """
 
-    __slots__ = ("_held", "aborted", "midway")
+    __slots__ = ("_held", "_held_bytes", "_last", "aborted", "midway")
 
     def __init__(self) -> None:
         self.aborted = False
-        self.midway = False  # an oversized event went through in part
-        self._held = b""
+        self.midway = False
+        self._held: list[bytes] = []  # the unfinished event; joined once, when its end is there
+        self._held_bytes = 0
+        self._last = b""  # the last byte of an unfinished event, held back or not: its end may lie across two reads
 
     def feed(self, data: bytes) -> bytes:
         """Bytes from the engine in, bytes that may go to the client out (maybe b"")."""
-        if self._held:
-            data = self._held + data
-            self._held = b""
-        self.midway = False
-        if not data.endswith((b"\n\n", b"\r\n\r\n")):
-            data = self._hold_back(data)
-        if b'abort"' in data and _ABORT.search(data) is not None:
-            return self._before_abort(data)
-        return data
+        end = len(data) if data.endswith((b"\n\n", b"\r\n\r\n")) else self._end_in(data)
+        rest = len(data) - end
+        if rest + (0 if end else self._held_bytes) > MAX_EVENT_BYTES:
+            return self._pass(data, midway=True)
+        if end == 0:
+            self._hold(data)
+            return b""
+        passed = self._pass(data[:end] if rest else data, midway=False)
+        if rest and not self.aborted:
+            self._hold(data[end:])
+        return passed
 
     def flush(self) -> bytes:
         """The unfinished event at the end of the stream, if any."""
-        data, self._held = self._held, b""
-        return self._before_abort(data) if is_aborted(data) else data
+        return self._pass(b"", midway=self.midway)
 
-    def _hold_back(self, data: bytes) -> bytes:
-        cut = _end_of_last_event(data)
-        if len(data) - cut > MAX_EVENT_BYTES:
-            self.midway = True
+    def _end_in(self, data: bytes) -> int:
+        """Behind the last whole event in ``data``, that of an event from earlier reads included; 0 = none ends in it."""
+        return _end_of_last_event(data) or max(_end_of_last_event(self._last + data[:2]) - len(self._last), 0)
+
+    def _hold(self, data: bytes) -> None:
+        self._held.append(data)
+        self._held_bytes += len(data)
+        self._last = data[-1:]
+
+    def _pass(self, data: bytes, *, midway: bool) -> bytes:
+        """What is held back and ``data``, as far as it may go out."""
+        if self._held:
+            data = b"".join((*self._held, data))
+            self._held.clear()
+            self._held_bytes = 0
+        self._last = data[-1:] if midway else b""
+        if not is_aborted(data):
+            self.midway = midway
             return data
-        self._held = data[cut:]
-        return data[:cut]
-
-    def _before_abort(self, data: bytes) -> bytes:
         self.aborted = True
-        self.midway = False
-        self._held = b""
-        found = _ABORT.search(data)
-        return data[: _end_of_last_event(data[: found.start()])] if found is not None else data
+        end = _end_of_last_event(data[: _abort_at(data)])
+        if end:
+            self.midway = False
+        return data[:end]
+
+
+def _abort_at(data: bytes) -> int:
+    found = _ABORT.search(data)
+    return len(data) if found is None else found.start()
 
 
 def _end_of_last_event(data: bytes) -> int:
     """Where the last whole event ends; 0 when there is none."""
-    end = 0
-    for separator in _SEPARATORS:
-        at = data.rfind(separator)
-        if at >= 0:
-            end = max(end, at + len(separator))
-    return end
+    at = max(data.rfind(pair) for pair in _BLANK_LINES)
+    if at < 0:
+        return 0
+    return at + 3 if data[at + 1 : at + 3] == b"\r\n" else at + 2
 
 
 def event(data: bytes) -> bytes:

@@ -482,6 +482,34 @@ async def test_an_aborted_stream_is_never_passed_off_as_whole(pieces: int) -> No
     assert metrics.of("interrupted") == [("aborted",)]
 
 
+@pytest.mark.parametrize("last", [b"y" * 10, b'"}],"finish_reason":"abort"}\n\n'])
+async def test_the_error_event_behind_a_part_of_an_oversized_event_is_one_of_its_own(last: bytes) -> None:
+    part_is_out = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(SSE_HEAD + framed(b'data: {"choices":[{"x":"' + b"x" * 1_500_000))
+        await part_is_out.wait()
+        writer.write(framed(last))
+
+    desk = new_desk()
+    async with raw_engine(script) as engine_url, gateway(desk) as url:
+        desk.add("m", engine_url)
+        client = await RawClient.connect(url)
+        client.post(CHAT, body_of("m", stream=True))
+        await client.head()
+        got = b""
+        while piece := await client.chunk():
+            got += piece
+            if len(got) >= 1 << 20:
+                part_is_out.set()
+        await client.close()
+    part, error, rest = got.split(b"\n\n")
+    assert part.endswith(b"xxx")
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "engine_lost"
+    assert rest == b""
+
+
 async def aborted(request: web.Request, chat: ChatEngine) -> web.StreamResponse:
     if json.loads(chat.seen[-1].body).get("stream"):
         response = await begin_stream(request)

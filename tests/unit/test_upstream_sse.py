@@ -1,6 +1,7 @@
 """Events pass whole; the one that says ``finish_reason: "abort"`` does not; tokens are counted without parsing answers."""
 
 import json
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -31,14 +32,21 @@ def feed(data: bytes, cuts: list[int]) -> tuple[list[bytes], EventGate]:
 cut_lists = st.lists(st.integers(0, 5000), max_size=10)
 
 
-@given(st.lists(st.sampled_from([ONE, CRLF, DONE, b"data: x\r\r"]), max_size=6), st.sampled_from([b"", b"data: unfinished"]), cut_lists)
+ENDS = [b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n", b"\r\n\n", b"\r\n\r", b"\n\r"]
+
+
+@given(
+    st.lists(st.sampled_from([ONE, CRLF, DONE, *(b"data: x" + end for end in ENDS)]), max_size=6),
+    st.sampled_from([b"", b"data: unfinished"]),
+    cut_lists,
+)
 def test_everything_passes_unchanged_and_in_whole_events(events: list[bytes], rest: bytes, cuts: list[int]) -> None:
     data = b"".join(events) + rest
     out, gate = feed(data, cuts)
     assert b"".join(out) == data
     assert not gate.aborted
     for part in out[:-1]:
-        assert part.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+        assert part.endswith(tuple(ENDS))
 
 
 @given(st.lists(st.sampled_from([ONE, CRLF]), max_size=4), st.sampled_from([b"", DONE, ONE + DONE]), cut_lists)
@@ -73,6 +81,52 @@ def test_an_endless_event_is_not_kept_in_memory() -> None:
     assert gate.midway
     assert gate.feed(b"\n\n" + ONE) == b"\n\n" + ONE
     assert not gate.midway
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+def test_an_event_passes_as_soon_as_its_blank_line_is_there(end: bytes, cut: int) -> None:
+    gate = EventGate()
+    passed = gate.feed(b"data: 1" + end[:cut]) + gate.feed(end[cut:] + b"data: 2")
+    assert passed.startswith(b"data: 1")
+    assert passed[7:] in ENDS  # a CR ends the line, even if its LF comes with the next read
+    assert end.startswith(passed[7:])
+
+
+@pytest.mark.parametrize(("end", "midway"), [(b"x", True), (b"\n", True), (b"\r\n", True), (b"\n\ndata: 2", False), (b"\r\r", False)])
+def test_an_oversized_event_is_midway_until_its_end_has_passed(end: bytes, midway: bool) -> None:
+    gate = EventGate()
+    assert gate.feed(b"x" * (MAX_EVENT_BYTES + 1))
+    gate.feed(end)
+    assert gate.midway is midway
+
+
+def test_an_oversized_event_that_is_aborted_stays_midway() -> None:
+    gate = EventGate()
+    assert gate.feed(b"x" * (MAX_EVENT_BYTES + 1))
+    assert gate.feed(ABORT) == b""
+    assert (gate.aborted, gate.midway) == (True, True)
+
+
+def test_the_end_of_an_oversized_event_may_lie_across_two_reads() -> None:
+    gate = EventGate()
+    assert gate.feed(b"x" * MAX_EVENT_BYTES + b"\n")
+    assert gate.feed(b"\ndata: 2") == b"\n"
+    assert not gate.midway
+
+
+def test_a_read_of_a_large_event_does_not_touch_the_ones_before_it() -> None:
+    """Else an event of 1 MiB in small reads is copied and searched a thousand times."""
+    gate = EventGate()
+    for _ in range(1000):
+        gate.feed(b"x" * 1000)
+    tracemalloc.start()
+    try:
+        gate.feed(b"x" * 1000)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert len(gate.feed(b"\n\n")) == 1_001_002
 
 
 @pytest.mark.parametrize(
