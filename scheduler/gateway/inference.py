@@ -139,7 +139,7 @@ class Inference:
         return await self._attempts(job, want, answer, self._clock.monotonic() - read_s)
 
     async def _attempts(self, job: Job, want: Want, answer: Answer, spent_s: float) -> web.StreamResponse:
-        """Once, and once more when the engine was lost before anything of its answer was passed on."""
+        """Once, and once more when the engine was lost before anything of its answer was passed on: it is sent twice at most."""
         try:
             return await self._attempt(job, want, answer, spent_s)
         except EngineLost as lost:
@@ -160,7 +160,7 @@ class Inference:
             answer.headers["x-hotseat-wait"] = f"{grant.waited_s:.3f}"
             answer.headers["x-hotseat-woke"] = "1" if grant.woke else "0"
             try:
-                return await self._relay.run(job, lease, answer, spent_s)
+                return await self._relay.run(job, lease, answer, spent_s, last_try=want.second_try)
             except EngineLost as lost:
                 again = not want.second_try and may_retry(lost, answer, stream=job.call.stream)
                 lease.finish(lost.outcome, Usage(endpoint=job.endpoint, status=502, again=again))

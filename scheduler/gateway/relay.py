@@ -53,10 +53,13 @@ class Relay:
         self._settings = settings
         self._metrics = metrics
 
-    async def run(self, job: Job, lease: HeldLease, answer: Answer, spent_s: float) -> web.StreamResponse:
-        """Relay one exchange; ``spent_s`` is the gateway's own time before the lease, for the overhead metric."""
+    async def run(self, job: Job, lease: HeldLease, answer: Answer, spent_s: float, *, last_try: bool) -> web.StreamResponse:
+        """Relay one exchange; ``spent_s`` is the gateway's own time before the lease, for the overhead metric.
+
+        ``last_try``: the request may be sent once and no more.
+        """
         started_s = self._clock.monotonic()
-        async with self._pool.exchange(lease.grant.base_url, _request(job, lease.grant)) as exchange:
+        async with self._pool.exchange(lease.grant.base_url, _request(job, lease.grant), fresh=last_try) as exchange:
             with CutWatch(lease, exchange, job.endpoint):
                 return await self._exchange(job, lease, answer, exchange, spent_s - started_s)
 
@@ -175,12 +178,12 @@ def _request(job: Job, grant: Grant) -> EngineRequest:
 
 
 def may_retry(lost: EngineLost, answer: Answer, *, stream: bool) -> bool:
-    """Whether a request may go to an engine once more: none of the answer was passed on, and nobody cut it.
+    """Whether a request may go to an engine once more: none of the answer was passed on, nobody cut it, it went out once.
 
     A stream is given out event by event, so nothing passed on means that nothing was there. An answer in one piece
     that broke off half-way cost the engine its full time; the client decides whether to ask again (502).
     """
-    return not answer.relaying and not lost.cut and (stream or lost.aborted or not lost.answered)
+    return not answer.relaying and not lost.cut and not lost.resent and (stream or lost.aborted or not lost.answered)
 
 
 def _outcome(status: int) -> Outcome:

@@ -8,7 +8,8 @@ class EngineLost(Temporary):
     """The engine died, refused, or did not bring its answer to an end.
 
     ``answered``: whether a byte of a response had arrived. ``aborted``: the generation was ended on purpose, because
-    somebody put the engine away; ``cut``: by us, on the scheduler's word, and so not to be tried again.
+    somebody put the engine away; ``cut``: by us, on the scheduler's word, and so not to be tried again. ``resent``: the
+    exchange had sent its request twice already, so it has had its one retry.
     """
 
     code = "engine_lost"
@@ -18,6 +19,7 @@ class EngineLost(Temporary):
         self.answered = answered
         self.aborted = aborted or cut
         self.cut = cut
+        self.resent = False
 
     @property
     def outcome(self) -> Outcome:

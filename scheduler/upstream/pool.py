@@ -73,14 +73,17 @@ class EnginePool:
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def exchange(self, base_url: str, request: EngineRequest) -> "Exchange":
-        """One request to one engine; use as an async context manager."""
+    def exchange(self, base_url: str, request: EngineRequest, *, fresh: bool = False) -> "Exchange":
+        """One request to one engine; use as an async context manager.
+
+        ``fresh``: on a new connection, so that the request is sent once and no more.
+        """
         target = self._targets.get(base_url)
         if target is None:
             if len(self._targets) > 1024:  # engines get new ports as they restart
                 self._targets.clear()
             target = self._targets[base_url] = Target.of(base_url)
-        return Exchange(self, target, request)
+        return Exchange(self, target, request, fresh=fresh)
 
     def take_idle(self, target: Target) -> Connection | None:
         """The most recently used idle connection that is fresh enough."""
@@ -158,21 +161,24 @@ class Exchange:
 
     ``open`` connects and sends; ``head`` waits for status and headers; ``read`` returns body until b"". ``head`` and
     ``read`` may be cancelled and called again. Leaving the context gives the connection back, or closes it at once
-    when the response was not read to its end: that is how a generation is aborted.
+    when the response was not read to its end: that is how a generation is aborted. An EngineLost that leaves the context
+    says whether the request had been sent twice (``resent``).
     """
 
-    def __init__(self, pool: EnginePool, target: Target, request: EngineRequest) -> None:
+    def __init__(self, pool: EnginePool, target: Target, request: EngineRequest, *, fresh: bool) -> None:
         self._pool = pool
         self._target = target
         self._request: EngineRequest | None = request
         self._connection: Connection | None = None
+        self._fresh = fresh
         self._reused = False
+        self._resent = False
         self._reconnects = 0
         self._cut: EngineLost | None = None
 
     async def open(self) -> None:
         """Connect (or take an idle connection) and send the request. Raises EngineLost."""
-        idle = self._pool.take_idle(self._target)
+        idle = None if self._fresh else self._pool.take_idle(self._target)
         self._reused = idle is not None
         await self._send(idle or await self._pool.connect(self._target))
 
@@ -221,6 +227,8 @@ class Exchange:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, EngineLost):
+            error.resent = self._resent
         self.close()
 
     def close(self) -> None:
@@ -234,7 +242,9 @@ class Exchange:
         self._reconnects += 1
         if self._reconnects > 3:
             raise EngineLost(f"the engine at {self._target.authority} does not accept connections any more", answered=False)
-        return await self._send(await self._pool.connect(self._target))
+        connection = await self._pool.connect(self._target)
+        self._resent = True
+        return await self._send(connection)
 
     async def _send(self, connection: Connection) -> Connection:
         if self._request is None:

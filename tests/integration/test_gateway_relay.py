@@ -402,6 +402,61 @@ async def test_a_stale_pooled_connection_is_no_dead_engine() -> None:
     assert [one.outcome for one in desk.released] == [Outcome.OK, Outcome.OK]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("first", ["pooled", "fresh"])
+async def test_a_request_is_sent_twice_at_most(first: str, stream: bool) -> None:
+    """Whichever of its two connections had served before: a request that kills engines must not kill three."""
+    poison: list[bool] = []  # on which kind of connection it came: True = pooled
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pooled = False
+        while True:
+            _, asked = await read_request(reader)
+            if b"poison" in asked:
+                poison.append(pooled)
+                if not pooled and len(poison) == 1:  # meanwhile others left connections in the pool
+                    await (await client.post(url + CHAT, json=chat_body("m"))).read()
+                return
+            pooled = True
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{"choices":[]}')
+
+    desk = new_desk()
+    async with raw_engine(script) as engine_url, gateway(desk) as url, ClientSession() as client:
+        desk.add("m", engine_url)
+        if first == "pooled":
+            await (await client.post(url + CHAT, json=chat_body("m"))).read()
+        async with client.post(url + CHAT, json=chat_body("m", stream=stream, x="poison")) as answer:
+            assert answer.status == 502
+            assert (await answer.json())["error"]["code"] == "engine_lost"
+    assert poison == [first == "pooled", False]
+    assert desk.settled()
+
+
+async def test_a_dead_engine_behind_a_pooled_connection_is_tried_once_more() -> None:
+    """Sending it again did not come about, so the one retry is still there."""
+    second_request = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{"choices":[]}')
+        await read_request(reader)
+        second_request.set()
+        await asyncio.Event().wait()  # until the engine is gone, listening socket first
+
+    desk = new_desk()
+    async with engine() as (chat, good_url), gateway(desk) as url, ClientSession() as client:
+        async with raw_engine(script) as bad_url:
+            model = desk.add("m", bad_url)
+            await (await client.post(url + CHAT, json=chat_body("m"))).read()
+            asking = asyncio.create_task(client.post(url + CHAT, json=chat_body("m")))
+            await second_request.wait()
+            model.next_urls = [good_url]
+        async with await asking as answer:
+            assert answer.status == 200
+    assert len(chat.seen) == 1
+    assert [want.second_try for want in desk.wants] == [False, False, True]
+
+
 async def test_stray_bytes_behind_an_answer_cost_the_connection_and_not_the_answer() -> None:
     connections = 0
 
