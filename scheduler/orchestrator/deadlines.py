@@ -18,7 +18,7 @@ from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator import moves
 from scheduler.orchestrator.context import Context, launch_id
 from scheduler.orchestrator.effects import CutLeases, EndLaunch, Find, Measure, Stop
-from scheduler.orchestrator.measuring import remember
+from scheduler.orchestrator.measuring import teach
 from scheduler.orchestrator.state import FORCE_GRACE_S
 
 
@@ -83,9 +83,7 @@ def _sleep_deadline(ctx: Context, instance: Instance) -> None:
         f"{instance.model} said it sleeps at level {level} but still holds {human_bytes(held)}: stopped instead",
         f"this level is not tried again with these flags; `hotseat reset {instance.model} --learned` forgets it",
     )
-    facts = ctx.state.facts_of(instance.model)
-    facts.learned = facts.learned.with_denied(level)
-    remember(ctx, instance)
+    teach(ctx, instance, lambda learned: learned.with_denied(level))
     ctx.count_failure(instance.id, "sleep")
     seq = ctx.transition(instance.id, SleepIneffective(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + policy.term_grace_s))
     ctx.emit(Stop(instance=instance.id, launch=launch_id(instance), seq=seq, kill=False))

@@ -40,7 +40,7 @@ from scheduler.orchestrator.events import (
     StartProgressed,
     WakeErrored,
 )
-from scheduler.orchestrator.measuring import remember, seated
+from scheduler.orchestrator.measuring import runs_present_spec, seated, teach
 from scheduler.orchestrator.view import target
 
 #: Failures that mean "more memory than thought": the guess is raised before the next try.
@@ -137,17 +137,16 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
     if instance.phase is Phase.LAUNCHING:
         facts.starts += 1
         if live.launched_at_s is not None:
-            facts.learned = facts.learned.with_start(took)
+            teach(ctx, instance, lambda learned: learned.with_start(took))
         ctx.emit(EndLaunch(end=LaunchEnd(launch=event.launch, at=ctx.state.wall, result="ready", duration_s=took)))
     else:
         facts.wakes += 1
-        facts.learned = facts.learned.with_wake(instance.level or 1, took)
+        teach(ctx, instance, lambda learned: learned.with_wake(instance.level or 1, took))
     if event.version:
         ctx.emit(SetVersion(launch=event.launch, version=event.version))
     claim = instance.claim if instance.phase is Phase.WAKING else seated(ctx, instance)
     ctx.transition(instance.id, Ready(at_s=ctx.now_s, claim=claim))
     live.slow = live.refused = False
-    remember(ctx, instance)
     if instance.phase is Phase.LAUNCHING:
         ctx.tell("started", instance.model, f"{instance.model} started in {human_seconds(took)}", seconds=round(took, 3))
     else:
@@ -306,13 +305,14 @@ def _lost(ctx: Context, instance: Instance, reason: Reason) -> None:
 
 
 def _raise_guess(ctx: Context, instance: Instance) -> None:
-    """It ran out of memory while starting: plan with more at the next try."""
+    """It ran out of memory while starting: plan with more at the next try, if that is one of the same definition."""
+    if not runs_present_spec(ctx, instance):
+        return
     facts = ctx.state.facts_of(instance.model)
     grown = int(max(facts.guess.awake_bytes, facts.footprint.awake_bytes) * 1.3)
     facts.guess = replace(facts.guess, awake_bytes=grown, start_peak_bytes=max(grown, facts.guess.start_peak_bytes))
     if facts.learned.awake_bytes:
-        facts.learned = facts.learned.with_run(grown, grown)
-        remember(ctx, instance)
+        teach(ctx, instance, lambda learned: learned.with_run(grown, grown))
 
 
 def _on_host(ctx: Context, instance: Instance) -> bool:

@@ -1,6 +1,6 @@
 """What measurements do: confirm stops and sleeps, replace guesses, raise claims that are too small."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from scheduler.domain.claims import Claim
@@ -13,6 +13,7 @@ from scheduler.domain.instance import (
     SleepConfirmed,
 )
 from scheduler.domain.launch import LaunchEnd
+from scheduler.domain.learned import Learned
 from scheduler.domain.reasons import PERMANENT, Code, Reason
 from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator.context import Context, launch_id
@@ -48,8 +49,7 @@ def _asleep(ctx: Context, instance: Instance, level: int, bytes_now: Mapping[Dev
     took = ctx.now_s - live.effect_at_s
     freed = sum(instance.claim.device_bytes.values()) - sum(bytes_now.values())
     facts.sleeps += 1
-    facts.learned = facts.learned.with_sleep(level, took, max(bytes_now.values(), default=0))
-    remember(ctx, instance)
+    teach(ctx, instance, lambda learned: learned.with_sleep(level, took, max(bytes_now.values(), default=0)))
     claim = Claim({d: facts.footprint.residue(level) for d in instance.devices}, instance.claim.host_bytes).at_least(bytes_now)
     ctx.transition(instance.id, SleepConfirmed(at_s=ctx.now_s, level=level, claim=claim))
     ctx.tell("asleep", instance.model, f"slept {instance.model}: {human_bytes(freed)} freed in {human_seconds(took)}", level=level)
@@ -63,8 +63,7 @@ def _gone(ctx: Context, instance: Instance) -> None:
     took = ctx.now_s - live.effect_at_s
     freed = sum(instance.claim.device_bytes.values())
     if failed is None:
-        facts.learned = facts.learned.with_stop(took)
-        remember(ctx, instance)
+        teach(ctx, instance, lambda learned: learned.with_stop(took))
         end = LaunchEnd(launch=launch_id(instance), at=ctx.state.wall, result="stopped", reason=instance.reason.code)
         ctx.emit(EndLaunch(end=end))
     delay = _retry_delay(ctx, instance, failed)
@@ -140,14 +139,14 @@ def _learn_awake(ctx: Context, instance: Instance, most: int) -> None:
     """The first sample of a run replaces the guess; later ones only raise it."""
     live = ctx.state.live_of(instance.id)
     facts = ctx.state.facts_of(instance.model)
-    if most <= live.awake_bytes:
+    known = live.learned_run and bool(facts.learned.awake_bytes)  # a definition that was changed and changed back has forgotten it
+    if not runs_present_spec(ctx, instance) or most <= (live.awake_bytes if known else 0):
         return
     live.awake_bytes = most
     # a start that nobody watched from its beginning says nothing about its peak: what was planned with stands
     peak = live.peak_bytes if live.watched else max(live.peak_bytes, facts.footprint.start_peak_bytes)
-    facts.learned = facts.learned.with_more(most) if live.learned_run else facts.learned.with_run(most, peak)
+    teach(ctx, instance, lambda learned: learned.with_more(most) if known else learned.with_run(most, peak))
     live.learned_run = True
-    remember(ctx, instance)
     claim = seated(ctx, instance)
     if claim != instance.claim:
         ctx.set_claim(instance.id, claim)
@@ -158,6 +157,8 @@ def seated(ctx: Context, instance: Instance) -> Claim:
     state = ctx.state
     footprint = state.facts_of(instance.model).footprint
     measured = state.measured_of(instance.id)
+    if not runs_present_spec(ctx, instance):
+        return instance.claim.at_least(measured)  # that footprint is the one of its successor
     claim = {}
     for device in instance.devices:
         held, info, sample = instance.claim.on(device), state.devices.get(device), state.samples.get(device)
@@ -178,9 +179,20 @@ def measured_since(ctx: Context, instance: Instance, since_s: float) -> dict[Dev
     return found
 
 
-def remember(ctx: Context, instance: Instance) -> None:
-    """Keep what was learned for the next start, and for the next daemon."""
+def runs_present_spec(ctx: Context, instance: Instance) -> bool:
+    """Whether its process was started with what is configured now."""
+    spec = ctx.state.models.get(instance.model)
+    return spec is not None and ctx.state.live_of(instance.id).fingerprint == spec.fingerprint()
+
+
+def teach(ctx: Context, instance: Instance, lesson: Callable[[Learned], Learned]) -> None:
+    """Keep what a run has shown for the next start, and for the next daemon.
+
+    A process of an older definition teaches nothing: its sizes and times are not those of what is started next.
+    """
+    if not runs_present_spec(ctx, instance):
+        return
     facts = ctx.state.facts_of(instance.model)
     kinds = [ctx.state.devices[d].kind for d in instance.devices if d in ctx.state.devices]
-    facts.learned = replace(facts.learned, fingerprint=ctx.state.live_of(instance.id).fingerprint)
+    facts.learned = replace(lesson(facts.learned), fingerprint=ctx.state.live_of(instance.id).fingerprint)
     ctx.emit(SaveLearned(model=instance.model, device_kind=kinds[0] if kinds else "", learned=facts.learned))
