@@ -192,6 +192,18 @@ def _check_claims(before: Before, state: State, grown: set[InstanceId]) -> Itera
                 and _by_choice(before, state, device) > state.devices[device].usable_bytes
             ):
                 yield f"I1: the claim of {instance.id} on {device} rises to {claimed} without room and without a measurement"
+    yield from _check_host(before, state)
+
+
+def _check_host(before: Before, state: State) -> Iterable[str]:
+    """I1 on host memory: a sleeper's copy is claimed only where there is room; what exceeds it already may only shrink."""
+    total, limit = state.host_claimed(), state.host_limit_bytes
+    if total <= limit:
+        return
+    for instance in state.instances.values():
+        old = before.instances.get(instance.id)
+        if old is not None and instance.claim.host_bytes > old.claim.host_bytes:
+            yield f"I1: {instance.id} claims {instance.claim.host_bytes} bytes of host memory, in all {total} of {limit}"
 
 
 def _forced_claim(before: Before, state: State, instance: Instance, device: DeviceId) -> int:

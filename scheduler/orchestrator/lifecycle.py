@@ -6,6 +6,7 @@ from scheduler.domain.claims import Claim, even_claim
 from scheduler.domain.ids import CauseId, DeviceId, InstanceId, LaunchId
 from scheduler.domain.instance import (
     GOAL_AWAKE,
+    GOAL_STOPPED,
     Drained,
     GroupLost,
     HalfOpened,
@@ -26,7 +27,7 @@ from scheduler.domain.instance import (
 )
 from scheduler.domain.launch import LaunchEnd
 from scheduler.domain.reasons import Code, Reason
-from scheduler.domain.units import human_seconds
+from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator.context import Context, launch_id
 from scheduler.orchestrator.effects import EndLaunch, Find, Launch, Measure, SetVersion, Sleep, Stop, Wake, WatchIdle
 from scheduler.orchestrator.events import (
@@ -95,9 +96,15 @@ def wake(ctx: Context, iid: InstanceId, reason: Reason, cause: str) -> None:
 
 
 def leave(ctx: Context, iid: InstanceId, reason: Reason) -> None:
-    """A drained instance goes where its goal says: asleep, or stopped."""
+    """A drained instance goes where its goal says: asleep, or stopped; stopped also when the host has no room for its copy."""
     instance = ctx.instance(iid)
     policy = ctx.state.policy
+    host = _host_bytes_asleep(ctx, instance)
+    lacks = ctx.state.host_claimed() - instance.claim.host_bytes + host - ctx.state.host_limit_bytes
+    if host > instance.claim.host_bytes and lacks > 0:  # others took it since this was decided, or nobody looked
+        reason = _no_host_room(ctx, instance, host)
+        instance = ctx.state.instances[iid] = replace(instance, goal=GOAL_STOPPED)
+        ctx.tell("sleep_failed", instance.model, reason.text)
     if instance.goal.phase is not Phase.ASLEEP or instance.goal.level is None:
         seq = ctx.transition(iid, Drained(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + policy.term_grace_s), intent=True)
         ctx.emit(Stop(instance=iid, launch=launch_id(instance), seq=seq, kill=False))
@@ -105,7 +112,6 @@ def leave(ctx: Context, iid: InstanceId, reason: Reason) -> None:
     level = instance.goal.level
     footprint = ctx.state.facts_of(instance.model).footprint
     timeout = _patience(footprint.leave_seconds(level), policy.sleep_timeout_s)
-    host = max(instance.claim.host_bytes, 0 if _on_host(ctx, instance) else footprint.host_copy(level))
     ctx.state.instances[iid] = replace(instance, claim=replace(instance.claim, host_bytes=host))
     live = ctx.state.live_of(iid)
     live.returned_at_s = live.returned_level = None
@@ -313,6 +319,19 @@ def _raise_guess(ctx: Context, instance: Instance) -> None:
     facts.guess = replace(facts.guess, awake_bytes=grown, start_peak_bytes=max(grown, facts.guess.start_peak_bytes))
     if facts.learned.awake_bytes:
         teach(ctx, instance, lambda learned: learned.with_run(grown, grown))
+
+
+def _host_bytes_asleep(ctx: Context, instance: Instance) -> int:
+    """Host bytes it claims once it left for its goal: a copy stays until the process ends; on the host's own memory none is made."""
+    if instance.goal.level is None or _on_host(ctx, instance):
+        return instance.claim.host_bytes
+    return max(instance.claim.host_bytes, ctx.state.facts_of(instance.model).footprint.host_copy(instance.goal.level))
+
+
+def _no_host_room(ctx: Context, instance: Instance, need_bytes: int) -> Reason:
+    held, limit = human_bytes(ctx.state.host_claimed()), human_bytes(ctx.state.host_limit_bytes)
+    text = f"{instance.model} cannot sleep: its copy needs {human_bytes(need_bytes)} of host memory, {held} of {limit} are held"
+    return Reason(Code.SLEEP_FAILED, f"{text}: stopped instead", "stop a sleeper that keeps its copy there")
 
 
 def _on_host(ctx: Context, instance: Instance) -> bool:

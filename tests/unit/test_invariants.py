@@ -181,6 +181,16 @@ def test_an_over_full_world_may_shrink_but_no_claim_may_rise_without_a_measureme
     assert steps(before, risen) == ""
 
 
+def test_a_copy_beyond_the_host_memory_is_seen_and_an_old_one_may_stay() -> None:
+    copied = replace(seated(A, Phase.FALLING_ASLEEP), claim=even_claim((GPU,), 10 * GIB, host_bytes=12 * GIB))
+    before, after = state(seated(A, Phase.DRAINING)), state(copied)
+    after.host_limit_bytes = 8 * GIB
+    assert "I1: a#0 claims" in steps(before, after)
+    assert steps(after, after) == ""
+    after.host_limit_bytes = 12 * GIB
+    assert steps(before, after) == ""
+
+
 def test_a_claim_may_rise_into_room_also_when_another_one_is_raised_by_measurement_at_once() -> None:
     before = state(seated(A, Phase.LAUNCHING, 10), seated(B, Phase.AWAKE, 10))
     after = state(seated(A, Phase.LAUNCHING, 15), seated(B, Phase.AWAKE, 11))
