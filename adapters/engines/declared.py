@@ -10,7 +10,8 @@ def with_declared(estimated: Footprint, spec: ModelSpec) -> Footprint:
     """``estimated`` with the declared numbers put in; its source becomes ``declared`` when they change the awake size.
 
     awake = weights + rest, and the rest is overhead + KV as started. With overhead and KV both declared the rest is
-    their sum; with one of them it is at least that one.
+    their sum; with one of them, or none, it is at least what the adapter worked out for it. An adapter that worked out
+    nothing (no weights of its own) has nothing to add: then what is declared is all there is.
     """
     said = spec.footprint
     if said.residue_bytes is not None:
@@ -20,6 +21,7 @@ def with_declared(estimated: Footprint, spec: ModelSpec) -> Footprint:
         return estimated
     weights = estimated.weights_bytes if said.weights_bytes is None else said.weights_bytes
     rest = (said.overhead_bytes or 0) + (kv or 0)
-    if said.overhead_bytes is None or kv is None:
+    worked_out = estimated.weights_bytes > 0
+    if worked_out and (said.overhead_bytes is None or kv is None):
         rest = max(rest, estimated.awake_bytes - estimated.weights_bytes)
     return replace(estimated, awake_bytes=weights + rest, start_peak_bytes=weights + rest, weights_bytes=weights, source=Source.DECLARED)

@@ -20,7 +20,7 @@ from adapters.engines.gguf import GgufError, Header, read_header, split_files
 from adapters.engines.http import CallFailed, Reply, get
 from adapters.engines.llamacpp_exits import TABLE
 from adapters.engines.llamacpp_flags import DEFAULT_ENV, OWNED, Sizing, owned_in, read_sizing
-from adapters.engines.llamacpp_size import guess_without_header, measure
+from adapters.engines.llamacpp_size import PROCESS_BYTES, guess_without_header, measure
 from adapters.engines.metrics_text import sum_of
 from adapters.engines.placing import LOOPBACK, check_program, expand_all, values_of
 from scheduler.domain.claims import Footprint
@@ -237,7 +237,7 @@ def _estimate(spec: ModelSpec) -> Footprint:
         headers = [_header(file) for file in files]
         parts = measure(headers[0], sum(file.stat().st_size for file in files), sizing, _extra_bytes(spec, sizing))
     except (OSError, GgufError, IndexError):
-        guess = guess_without_header(files)
+        guess = PROCESS_BYTES if _is_refused(spec) else guess_without_header(files)
         return with_declared(Footprint(awake_bytes=guess, weights_bytes=guess * 2 // 3), spec)
     estimated = Footprint(
         awake_bytes=parts.awake,
@@ -247,6 +247,15 @@ def _estimate(spec: ModelSpec) -> Footprint:
         stop_s=1.0,
     )
     return with_declared(estimated, spec)
+
+
+def _is_refused(spec: ModelSpec) -> bool:
+    """Whether it would not even be started: whoever asks shall hear why, not that it does not fit."""
+    try:
+        check_model(spec)
+    except Permanent:
+        return True
+    return False
 
 
 def _extra_bytes(spec: ModelSpec, sizing: Sizing) -> int:

@@ -212,11 +212,6 @@ def _compute(header: Header, sizing: Sizing) -> int:
 
 
 def guess_without_header(files: list[Path]) -> int:
-    """Bytes of a model whose file cannot be understood: its size and half as much again, at least 1 GiB.
-
-    A file that is not there takes nothing: whoever asks shall hear that it is missing, not that it does not fit.
-    """
-    if files and not any(path.exists() for path in files):
-        return PROCESS_BYTES
+    """Bytes of a model whose file cannot be understood: its size and half as much again, at least 1 GiB."""
     size = sum(path.stat().st_size for path in files if path.is_file())
     return max(1024 * MIB, size * 3 // 2 + PROCESS_BYTES)

@@ -19,7 +19,7 @@ from scheduler.config.problems import ConfigInvalid
 from scheduler.config.settings import Loaded
 from scheduler.daemon.clock import SystemClock
 from scheduler.daemon.engine_facts import engine_facts
-from scheduler.daemon.server import Server
+from scheduler.daemon.server import DRAIN_S, Server
 from scheduler.domain.errors import HotseatError, Invalid
 from scheduler.domain.units import gib
 from scheduler.store.lock import StateLock
@@ -79,7 +79,7 @@ def _configuration(args: argparse.Namespace) -> Loaded:
 async def _run(loaded: Loaded) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a terminal that closes is no reason to die in disorder
         loop.add_signal_handler(number, stop.set)
     server = Server(loaded, SystemClock())
     try:
@@ -87,7 +87,9 @@ async def _run(loaded: Loaded) -> int:
         sys.stdout.write(_hello(loaded, server.addresses) + "\n")
         sys.stdout.flush()
         await stop.wait()
-        log.info("stopping: engines keep running and are adopted at the next start")
+        keep = loaded.settings.gateway.on_exit == "keep"
+        engines = "engines keep running and are adopted at the next start" if keep else "engines are stopped too (on_exit: stop)"
+        log.info("stopping: answers under way have %.0f s to end; %s", DRAIN_S, engines)
     finally:
         await server.stop()
     return 0

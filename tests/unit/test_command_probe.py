@@ -7,6 +7,9 @@ import pytest
 from aiohttp import web
 
 from adapters.engines.command import Command
+from scheduler.domain.ids import ModelName
+from scheduler.domain.model import DeclaredFootprint, ModelSpec
+from scheduler.domain.units import MIB
 from scheduler.ports.engine import Answer, Endpoint
 from tests.support.gateway_rig import serving
 
@@ -50,3 +53,16 @@ async def test_a_sleeper_that_is_not_heard_is_not_ready(is_sleeping: Handler, ex
     async with serving(app) as url:
         endpoint = Endpoint(base_url=url, served_model="m", sleep_paths=(("/sleep", 1.0),), wake_paths=(("/wake_up", 1.0),))
         assert (await Command().probe(endpoint, 0.3)).answer is expected
+
+
+async def test_what_is_declared_of_a_command_is_all_there_is() -> None:
+    """Nothing was worked out, so there is no rest to be added to the declared part; it counts until it was measured."""
+
+    async def awake(**declared: int) -> int:
+        spec = ModelSpec(name=ModelName("m"), engine="command", command=("serve",), footprint=DeclaredFootprint(**declared))
+        return (await Command().estimate(spec)).awake_bytes
+
+    assert await awake() == 1024 * MIB
+    assert await awake(weights_bytes=100 * MIB) == 100 * MIB
+    assert await awake(weights_bytes=100 * MIB, overhead_bytes=20 * MIB) == 120 * MIB
+    assert await awake(kv_max_bytes=30 * MIB) == 30 * MIB

@@ -197,18 +197,25 @@ async def test_estimates_follow_a_changed_file(model: Path) -> None:
     assert (await LlamaCpp().estimate(spec_of(model))).awake_bytes > before.awake_bytes
 
 
-async def test_what_is_missing_is_not_called_too_large(tmp_path: Path) -> None:
-    assert (await LlamaCpp().estimate(spec_of(tmp_path / "x.gguf"))).awake_bytes < 256 * MIB
-
-
-@pytest.mark.parametrize("content", [b"", b"no gguf" * 1000])
-async def test_estimates_never_raise(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [None, b"", b"no gguf" * 1000, "folder"])
+async def test_what_would_not_be_started_is_not_called_too_large(tmp_path: Path, content: bytes | str | None) -> None:
+    """Its real trouble is told when it is asked for, which a model that fits nowhere never is."""
     path = tmp_path / "x.gguf"
-    path.write_bytes(content)
+    if isinstance(content, str):
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
     guess = await LlamaCpp().estimate(spec_of(path))
-    assert guess.awake_bytes >= GIB
+    assert guess.awake_bytes < 256 * MIB
     assert guess.source is Source.ESTIMATED
-    assert (await LlamaCpp().estimate(spec_of(""))).awake_bytes >= GIB
+    with pytest.raises(Permanent):
+        await LlamaCpp().preflight(spec_of(path))
+
+
+async def test_a_file_beside_the_model_that_cannot_be_read_makes_it_a_guess(model: Path) -> None:
+    (model.parent / "draft.gguf").write_bytes(b"no gguf")
+    guess = await LlamaCpp().estimate(spec_of(model, cwd=str(model.parent), args=("-md", "draft.gguf")))
+    assert guess.awake_bytes >= GIB
 
 
 async def test_what_is_declared_stands_above_the_estimate(model: Path) -> None:
