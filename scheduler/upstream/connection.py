@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 from scheduler.upstream.errors import EngineLost
@@ -16,14 +16,14 @@ SLICE_BYTES = 256 << 10
 
 
 class Connection(asyncio.Protocol):
-    """Carries one exchange at a time: ``begin``, ``send``, ``head``, ``read`` until it returns b"", then again.
+    """Carries one exchange at a time: ``begin``, ``head``, ``read`` until it returns b"", then again.
 
-    ``head`` and ``read`` may be cancelled and called again; nothing is lost. Both raise :class:`EngineLost` once the
-    connection broke before the response was complete.
+    The request goes out as fast as the engine reads, without anybody waiting for it. ``head`` and ``read`` may be
+    cancelled and called again; nothing is lost. Both raise :class:`EngineLost` once the connection broke before the
+    response was complete.
     """
 
     __slots__ = (
-        "_drain",
         "_loop",
         "_lost",
         "_on_idle_lost",
@@ -34,6 +34,7 @@ class Connection(asyncio.Protocol):
         "_reading",
         "_sent",
         "_transport",
+        "_unsent",
         "_wake",
         "home",
         "idle_since_s",
@@ -47,34 +48,24 @@ class Connection(asyncio.Protocol):
         self._pieces: deque[bytes] = deque()
         self._queued = 0
         self._reading = True
+        self._unsent: Iterator[memoryview] | None = None  # None: all is sent, or nobody wants the rest
         self._sent = False
         self._paused = False
         self._wake: asyncio.Future[None] | None = None
-        self._drain: asyncio.Future[None] | None = None
         self._lost: str | None = None
         self.idle_since_s = 0.0
         self.home: list[Connection] | None = None
 
     # --- what the exchange calls ---------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Start an exchange on an idle connection."""
+    def begin(self, parts: Iterable[bytes | memoryview]) -> None:
+        """Start an exchange on an idle connection: send a request, up to where the engine already answers."""
         self._parser = ResponseParser()
         self._pieces.clear()
         self._queued = 0
         self._sent = False
-
-    async def send(self, parts: Iterable[bytes | memoryview]) -> None:
-        """Write the request; waits while the engine does not read. Returns early when the engine already answered."""
-        for part in parts:
-            view = memoryview(part)
-            for start in range(0, len(view), SLICE_BYTES):
-                if self._transport is None or self._lost is not None or self._answer.status:
-                    return
-                self._transport.write(view[start : start + SLICE_BYTES])
-                if self._paused:
-                    await self._drained()
-        self._sent = True
+        self._unsent = _slices(parts)
+        self._push()
 
     async def head(self) -> ResponseParser:
         """Wait for the response's status and headers."""
@@ -120,6 +111,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close now; bytes not yet sent are dropped, the engine sees its client gone."""
+        self._unsent = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -139,6 +131,8 @@ class Connection(asyncio.Protocol):
             self._queue(error.pieces)
             self._break(f"the engine's answer is not HTTP: {error}")
             return
+        if parser.status:  # it may answer without ever reading the rest of the body
+            self._unsent = None
         if self._queued > HIGH_WATER_BYTES and self._reading and self._transport is not None:
             self._reading = False
             self._transport.pause_reading()
@@ -153,10 +147,9 @@ class Connection(asyncio.Protocol):
         idle = self._parser is None
         if self._parser is not None and exc is None:
             self._parser.eof()
-        self._transport = None
+        self._transport = self._unsent = None
         if self._lost is None:
             self._lost = "the engine closed the connection" if exc is None else f"the connection to the engine broke: {exc}"
-        self.resume_writing()
         self._notify()
         if idle:
             self._on_idle_lost(self)
@@ -166,8 +159,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self._drain is not None and not self._drain.done():
-            self._drain.set_result(None)
+        self._push()
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -176,6 +168,16 @@ class Connection(asyncio.Protocol):
         if self._parser is None:
             raise RuntimeError("no exchange is open on this connection")
         return self._parser
+
+    def _push(self) -> None:
+        """Write until the socket has enough for now; called again when it can take more."""
+        while self._unsent is not None and not self._paused and self._transport is not None and self.usable:
+            piece = next(self._unsent, None)
+            if piece is None:
+                self._unsent = None
+                self._sent = True
+            else:
+                self._transport.write(piece)
 
     def _queue(self, pieces: list[bytes]) -> None:
         self._pieces.extend(pieces)
@@ -201,11 +203,9 @@ class Connection(asyncio.Protocol):
         finally:
             self._wake = None
 
-    async def _drained(self) -> None:
-        self._drain = self._loop.create_future()
-        try:
-            # The engine may answer, or die, without ever reading the rest of the body: both wake us.
-            self._wake = self._drain
-            await self._drain
-        finally:
-            self._drain = self._wake = None
+
+def _slices(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), SLICE_BYTES):
+            yield view[start : start + SLICE_BYTES]

@@ -159,7 +159,7 @@ class EnginePool:
 class Exchange:
     """One request and its response.
 
-    ``open`` connects and sends; ``head`` waits for status and headers; ``read`` returns body until b"". ``head`` and
+    ``open`` connects and begins to send; ``head`` waits for status and headers; ``read`` returns body until b"". ``head`` and
     ``read`` may be cancelled and called again. Leaving the context gives the connection back, or closes it at once
     when the response was not read to its end: that is how a generation is aborted. An EngineLost that leaves the context
     says whether the request had been sent twice (``resent``).
@@ -177,10 +177,10 @@ class Exchange:
         self._cut: EngineLost | None = None
 
     async def open(self) -> None:
-        """Connect (or take an idle connection) and send the request. Raises EngineLost."""
+        """Connect (or take an idle connection), and let the request go out as fast as the engine reads. Raises EngineLost."""
         idle = None if self._fresh else self._pool.take_idle(self._target)
         self._reused = idle is not None
-        await self._send(idle or await self._pool.connect(self._target))
+        self._send(idle or await self._pool.connect(self._target))
 
     async def head(self) -> ResponseParser:
         """Status and headers.
@@ -244,17 +244,17 @@ class Exchange:
             raise EngineLost(f"the engine at {self._target.authority} does not accept connections any more", answered=False)
         connection = await self._pool.connect(self._target)
         self._resent = True
-        return await self._send(connection)
+        return self._send(connection)
 
-    async def _send(self, connection: Connection) -> Connection:
+    def _send(self, connection: Connection) -> Connection:
         if self._request is None:
             raise RuntimeError("the request was answered already")
-        self._connection = connection
-        connection.begin()
         try:
-            await connection.send(self._request.parts(self._target))
+            if self._cut is not None:
+                raise self._cut
+            connection.begin(self._request.parts(self._target))
         except BaseException:
-            self._connection = None
             connection.close()
             raise
+        self._connection = connection
         return connection

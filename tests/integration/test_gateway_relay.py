@@ -245,6 +245,51 @@ async def test_a_client_that_goes_away_takes_its_unsent_body_along() -> None:
     assert [one.outcome for one in desk.released] == [Outcome.CLIENT_GONE]
 
 
+async def test_a_waiting_stream_gets_comments_while_its_engine_does_not_read_and_then_its_answer() -> None:
+    reading = asyncio.Event()
+    size = 20 << 20
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reading.wait()
+        _, asked = await read_request(reader)
+        writer.write(SSE_HEAD + framed(b"data: %d\n\n" % asked.count(b"A")) + b"0\r\n\r\n")
+        await writer.drain()
+
+    desk = new_desk()
+    async with raw_engine(script) as engine_url, gateway(desk, GatewaySettings(keepalive_s=0.02)) as url:
+        desk.add("m", engine_url)
+        client = await RawClient.connect(url)
+        client.post(CHAT, body_of("m", stream=True, x="A" * size))
+        await client.head()
+        for _ in range(5):  # each is a wait that was broken off; nothing is sent twice, nothing is lost
+            assert await client.chunk() == b": working\n\n"
+        reading.set()
+        while (piece := await client.chunk()) == b": working\n\n":
+            pass
+        assert piece == b"data: %d\n\n" % size
+        await client.close()
+    assert [one.outcome for one in desk.released] == [Outcome.OK]
+
+
+async def test_a_cut_reaches_a_request_that_its_engine_does_not_read() -> None:
+    desk = new_desk()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        desk.cut()
+        await asyncio.Event().wait()
+
+    async with raw_engine(script) as engine_url, gateway(desk) as url:
+        desk.add("m", engine_url)
+        client = await RawClient.connect(url)
+        client.post(CHAT, body_of("m", x="A" * (20 << 20)), Connection="close")
+        answer = await client.reader.read()
+        assert answer.startswith(b"HTTP/1.1 502 ")
+        assert b"make room" in answer
+        await client.close()
+    assert [one.outcome for one in desk.released] == [Outcome.ABORTED]
+
+
 # --- engines that go away ---------------------------------------------------------------------------------------------
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
