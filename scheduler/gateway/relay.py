@@ -148,15 +148,19 @@ class Relay:
     ) -> web.StreamResponse:
         """An answer too large to keep back goes out as it comes; when it is cut, the client's connection is cut too."""
         await answer.begin(head.status, head.headers, head.length)
-        last = b""
+        start, tail = b"", Tail()
         for part in parts:
+            if len(start) < _USAGE_SPAN_BYTES:
+                start += part[:_USAGE_SPAN_BYTES]
+            tail.add(part)
             await answer.write(part)
+        parts.clear()
         while data := await exchange.read():
-            last = data
+            tail.add(data)
             await answer.write(data)
         outcome = _outcome(head.status)
         exchange.close()
-        self._account(job, lease, outcome, _usage(job.endpoint, head.status, tokens_in(last or parts[-1])))
+        self._account(job, lease, outcome, _usage(job.endpoint, head.status, _tokens_at_ends(start, tail.blob())))
         return await answer.end()
 
     def _account(self, job: Job, lease: HeldLease, outcome: Outcome, usage: Usage) -> None:
@@ -204,8 +208,12 @@ def _working() -> str:
 def _tokens_of(body: bytes) -> Tokens:
     if len(body) <= 2 * _USAGE_SPAN_BYTES:
         return tokens_in(body)
-    at_end = tokens_in(body[-_USAGE_SPAN_BYTES:])
-    return at_end if at_end != Tokens() else tokens_in(body[:_USAGE_SPAN_BYTES])
+    return _tokens_at_ends(body[:_USAGE_SPAN_BYTES], body[-_USAGE_SPAN_BYTES:])
+
+
+def _tokens_at_ends(start: bytes, end: bytes) -> Tokens:
+    at_end = tokens_in(end)
+    return at_end if at_end != Tokens() else tokens_in(start)
 
 
 def _usage(endpoint: str, status: int, tokens: Tokens, ttft_s: float | None = None) -> Usage:

@@ -5,8 +5,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: How far back the last event with ``usage`` is looked for, in reads of a stream.
+#: How far back the last event with ``usage`` is looked for: this many reads, and more while they are small.
 TAIL_READS = 4
+TAIL_BYTES = 16 << 10
 #: A usage object is small; more than this is not one.
 MAX_OBJECT_BYTES = 8 << 10
 
@@ -26,16 +27,21 @@ UNKNOWN = Tokens()
 
 
 class Tail:
-    """Keeps the last reads of a stream by reference; costs nothing per chunk."""
+    """Keeps the last reads of a stream by reference, TAIL_READS of them and TAIL_BYTES; costs next to nothing per chunk."""
 
-    __slots__ = ("_reads",)
+    __slots__ = ("_bytes", "_reads")
 
     def __init__(self) -> None:
-        self._reads: deque[bytes] = deque(maxlen=TAIL_READS)
+        self._reads: deque[bytes] = deque()
+        self._bytes = 0
 
     def add(self, data: bytes) -> None:
         """Remember a read."""
-        self._reads.append(data)
+        reads = self._reads
+        reads.append(data)
+        self._bytes += len(data)
+        while len(reads) > TAIL_READS and self._bytes - len(reads[0]) >= TAIL_BYTES:
+            self._bytes -= len(reads.popleft())
 
     def blob(self) -> bytes:
         """The last reads, joined."""

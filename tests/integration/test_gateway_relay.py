@@ -756,6 +756,31 @@ async def test_an_answer_too_large_to_keep_back_passes_and_is_broken_off_when_cu
     assert [status for _, _, status in metrics.of("request")] == [200, 502]
 
 
+@pytest.mark.parametrize("at_start", [False, True])
+async def test_the_tokens_of_an_answer_too_large_to_keep_back_are_counted(at_start: bool) -> None:
+    usage, data = b'"usage":{"prompt_tokens":7,"total_tokens":7}', b'"data":[' + b"0.125," * 50_000 + b"1]"
+    first, second = (usage, data) if at_start else (data, usage)
+    body = b"{" + first + b"," + second + b"}"
+    rest = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        writer.write(head + body[:-10])
+        await rest.wait()
+        writer.write(body[-10:])
+        await writer.drain()
+
+    desk = new_desk()
+    async with raw_engine(script) as engine_url, gateway(desk, GatewaySettings(answer_buffer_bytes=1000)) as url, ClientSession() as client:
+        desk.add("m", engine_url)
+        async with client.post(url + "/v1/embeddings", json=chat_body("m")) as answer:
+            got = await answer.content.readexactly(len(body) - 10)
+            rest.set()
+            assert got + await answer.read() == body
+    assert desk.released[0].usage == Usage(endpoint="embeddings", status=200, prompt_tokens=7)
+
+
 async def test_an_http_1_0_client_gets_its_stream() -> None:
     desk = new_desk()
     async with engine() as (_, engine_url), gateway(desk) as url:

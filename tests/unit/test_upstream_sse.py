@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.upstream.meter import Tail, Tokens, tokens_in
+from scheduler.upstream.meter import TAIL_BYTES, TAIL_READS, Tail, Tokens, tokens_in
 from scheduler.upstream.sse import MAX_EVENT_BYTES, EventGate, is_aborted
 
 ONE = b'data: {"choices":[{"index":0,"delta":{"content":"please abort\\" it"},"finish_reason":null}]}\n\n'
@@ -173,8 +173,10 @@ def test_tokens_are_what_the_engine_said(blob: bytes, tokens: Tokens) -> None:
     assert tokens_in(blob) == tokens
 
 
-def test_the_tail_of_a_stream_keeps_the_last_reads() -> None:
+@pytest.mark.parametrize(("size", "kept"), [(100_000, TAIL_READS), (TAIL_BYTES // 8, 8), (1, TAIL_BYTES)])
+def test_the_tail_of_a_stream_keeps_the_last_reads_and_more_of_small_ones(size: int, kept: int) -> None:
     tail = Tail()
-    for number in range(100):
-        tail.add(b"%d," % number)
-    assert tail.blob() == b"96,97,98,99,"
+    reads = [b"%d" % (number % 10) * size for number in range(2 * kept)]
+    for read in reads:
+        tail.add(read)
+    assert tail.blob() == b"".join(reads[-kept:])
