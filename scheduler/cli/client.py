@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
+from scheduler.cli.answers import ANYTHING, Shape, has_shape, is_problem
 from scheduler.cli.failure import NOT_PERMITTED, USAGE, CliError, DaemonUnreachable, exit_of
 
 PREFIX = "/control/v1"
@@ -92,17 +93,22 @@ class Daemon:
         self._candidates = candidates
         self.answered: Target | None = None  # who answered last
 
-    def get(self, path: str, *, wait_s: float = 0.0) -> Any:
-        """GET ``path`` (below /control/v1) as JSON. Raises CliError; ``wait_s`` = how long the daemon may hold the answer."""
-        return self._json("GET", PREFIX + path, None, wait_s)
+    def get(self, path: str, shape: Shape = ANYTHING, *, wait_s: float = 0.0) -> Any:
+        """GET ``path`` (below /control/v1) as JSON of ``shape``. Raises CliError; ``wait_s`` = how long the daemon may hold it."""
+        return self._json("GET", PREFIX + path, None, shape, wait_s)
 
-    def post(self, path: str, body: Mapping[str, object], *, wait_s: float = 0.0) -> Any:
+    def post(self, path: str, body: Mapping[str, object], shape: Shape = ANYTHING, *, wait_s: float = 0.0) -> Any:
         """POST ``body`` to ``path`` (below /control/v1). Raises CliError; never sent twice."""
-        return self._json("POST", PREFIX + path, json.dumps(body).encode(), wait_s)
+        return self._json("POST", PREFIX + path, json.dumps(body).encode(), shape, wait_s)
 
-    def _json(self, method: str, path: str, body: bytes | None, wait_s: float) -> Any:
+    def _json(self, method: str, path: str, body: bytes | None, shape: Shape, wait_s: float) -> Any:
         status, raw, label = self._exchange(method, path, body, wait_s)
-        answer = _decoded(raw, label, status)
+        try:
+            answer = json.loads(raw)
+        except (ValueError, RecursionError):
+            answer = None
+        if not (is_problem(answer) if status >= 400 else has_shape(answer, shape)):
+            raise DaemonUnreachable(f"something else than hotseat answers at {label} (HTTP {status})", fix="check --url and HOTSEAT_URL")
         if status < 400:
             return answer
         code, detail = str(answer.get("code", "")), str(answer.get("detail", f"HTTP {status}"))
@@ -116,7 +122,7 @@ class Daemon:
                 headers["Content-Type"] = "application/json"
             connection.request(method, path, body=body, headers=headers)
             response = connection.getresponse()
-            return response.status, response.read(MAX_ANSWER_BYTES), target.label
+            return response.status, _whole(response), target.label
         except TimeoutError:
             limit = ANSWER_TIMEOUT_S + wait_s
             message = f"the daemon at {target.label} accepts connections but does not answer within {limit:.0f} s"
@@ -152,19 +158,23 @@ class Daemon:
 def _why(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer"
+    if isinstance(error, http.client.IncompleteRead):
+        return "its answer ended half way"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return str(error) or type(error).__name__
 
 
-def _decoded(raw: bytes, label: str, status: int) -> Any:
-    try:
-        answer = json.loads(raw)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise DaemonUnreachable(f"something else than hotseat answers at {label} (HTTP {status})", fix="check --url and HOTSEAT_URL")
-    return answer
+def _whole(response: http.client.HTTPResponse) -> bytes:
+    """The answer's body. Raises IncompleteRead when it ends early: ``read`` with a limit does not tell.
+
+    Nor does the library mind a head that ends early. What is left then has no length, and a daemon always says one.
+    """
+    raw = response.read(MAX_ANSWER_BYTES)
+    headless = response.length is None and not response.chunked and not raw
+    if headless or (response.length and len(raw) < MAX_ANSWER_BYTES):
+        raise http.client.IncompleteRead(raw, response.length)
+    return raw
 
 
 def model_path(name: str, rest: str = "") -> str:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -83,7 +85,7 @@ def test_models_ls_and_show(server: PlaneServer, run: Run) -> None:
 
 
 def test_a_listing_longer_than_a_page_is_whole(server: PlaneServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "PAGE", 2)
+    monkeypatch.setattr(models, "PAGE_SIZE", 2)
     assert len(run("models", "ls").out.splitlines()) == 1 + 3
 
 
@@ -273,31 +275,74 @@ def test_unreachable_says_what_was_tried_and_what_to_do(tmp_path: Path, run: Run
     assert "tried http://127.0.0.1:1: connection refused" in run("status").err
 
 
-def test_something_else_than_hotseat_answers(run: Run) -> None:
-    import http.server
+@contextmanager
+def stranger(answer: bytes) -> Iterator[str]:
+    """A server that says ``answer`` to everybody and hangs up; its URL."""
 
-    class Stranger(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"hi")
+    def serve() -> None:
+        while True:
+            connection, _ = listening.accept()
+            with connection:
+                if not connection.recv(65536):
+                    return  # the end of the test
+                connection.sendall(answer)
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Stranger) as stranger:
-        thread = threading.Thread(target=stranger.handle_request)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
         thread.start()
-        ran = run("status", "--url", f"http://127.0.0.1:{stranger.server_port}")
-        thread.join(10)
-    assert ran.code == 3
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            socket.create_connection(listening.getsockname()).close()
+            thread.join(10)
+
+
+def http(status: str, body: bytes, length: int | None = None) -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
+
+
+EVERY_QUESTION = ["status", "status m", "models ls", "models show m", "story m", "logs", "logs m -f", "events", "events -f", "wake m"]
+
+
+@pytest.mark.parametrize("words", EVERY_QUESTION)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http("200 OK", b"hi"),
+        http("200 OK", b"[]"),
+        http("200 OK", b'{"status":"ok"}'),
+        http("200 OK", b'{"items":{},"lines":{},"models":{},"name":null}'),
+        http("200 OK", b"[" * 100_000),
+        http("404 Not Found", b'{"detail":"Not Found"}'),
+        http("500 Internal Server Error", b'{"error":{"message":"no"}}'),
+    ],
+)
+def test_something_else_than_hotseat_answers(run: Run, words: str, answer: bytes) -> None:
+    with stranger(answer) as url:
+        ran = run(*words.split(), "--url", url)
+    assert (ran.code, ran.out) == (3, "")
     assert "something else than hotseat answers" in ran.err
 
 
-def test_a_daemon_that_breaks_off_is_unreachable(run: Run, tmp_path: Path) -> None:
-    import socket
+def test_the_doctor_and_the_version_survive_something_else(run: Run) -> None:
+    with stranger(http("200 OK", b'{"status":"ok"}')) as url:
+        assert "something else than hotseat answers" in run("doctor", "--url", url).out
+        assert json.loads(run("version", "--json", "--url", url).out)["daemon"] is None
 
+
+@pytest.mark.parametrize("words", EVERY_QUESTION)
+@pytest.mark.parametrize(
+    "answer",
+    [http("200 OK", b'{"version": "0.1.0", ', 5000), http("200 OK", b"", 5000), b"HTTP/1.1 200 OK\r\nContent-", b"HTTP/1.1 20", b""],
+)
+def test_a_daemon_that_dies_while_it_answers_broke_off(run: Run, words: str, answer: bytes) -> None:
+    with stranger(answer) as url:
+        ran = run(*words.split(), "--url", url)
+    assert (ran.code, ran.out) == (3, "")
+    assert "broke off" in ran.err
+
+
+def test_a_daemon_that_breaks_off_is_unreachable(run: Run, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(tmp_path / "control.sock"))
         sock.listen()

@@ -5,6 +5,7 @@ import sys
 import threading
 from typing import Any
 
+from scheduler.cli.answers import ACTION
 from scheduler.cli.client import model_path
 from scheduler.cli.context import Context
 from scheduler.cli.failure import FAILED, INTERRUPTED, NOT_FOUND, OK, CliError, DaemonUnreachable, exit_of
@@ -36,7 +37,7 @@ def run(context: Context) -> int:
         body["level"] = args.level
     if args.command == "stop" and args.now:
         body["now"] = True
-    action = context.daemon.post(model_path(args.model, f"/{args.command}"), body)
+    action = context.daemon.post(model_path(args.model, f"/{args.command}"), body, ACTION)
     if not args.no_wait:
         action = _wait(context, action)
     if action["state"] == "failed":
@@ -63,7 +64,7 @@ def _wait(context: Context, action: Any) -> Any:
     try:
         while action["state"] == "running":
             try:
-                seen = context.daemon.get(f"/actions/{action['id']}?wait={look:g}", wait_s=look)
+                seen = context.daemon.get(f"/actions/{action['id']}?wait={look:g}", ACTION, wait_s=look)
                 if seen["created_at"] != action["created_at"]:  # a new daemon gave the number to another action
                     raise CliError(NOT_FOUND, "")
                 action, away, look = seen, 0.0, LOOK_S

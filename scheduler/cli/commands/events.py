@@ -4,6 +4,7 @@ import argparse
 import threading
 from typing import Any, NoReturn
 
+from scheduler.cli.answers import PAGE
 from scheduler.cli.commands.story import count
 from scheduler.cli.context import Context
 from scheduler.cli.failure import OK, DaemonUnreachable
@@ -26,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser, command: str) -> None:
 def run(context: Context) -> int:
     """Print the last events, and those that follow."""
     args = context.args
-    page = context.daemon.get(f"/events?limit={args.limit}")
+    page = context.daemon.get(f"/events?limit={args.limit}", PAGE)
     _show(context, page["items"], title=not args.follow)
     if not args.follow:
         return OK
@@ -41,7 +42,7 @@ def _follow(context: Context, after: str) -> NoReturn:
     down = False
     while True:
         try:
-            page = context.daemon.get(f"/events?limit=1000&after={after}&wait={HOLD_S:g}", wait_s=HOLD_S)
+            page = context.daemon.get(f"/events?limit=1000&after={after}&wait={HOLD_S:g}", PAGE, wait_s=HOLD_S)
         except DaemonUnreachable as error:
             if not down:
                 context.note(f"daemon unreachable, trying again ({clean(error.message)})")

@@ -5,6 +5,7 @@ import sys
 import threading
 from typing import Any, NoReturn
 
+from scheduler.cli.answers import LOG
 from scheduler.cli.client import model_path
 from scheduler.cli.context import Context
 from scheduler.cli.failure import OK, DaemonUnreachable
@@ -46,7 +47,7 @@ def run(context: Context) -> int:
     """Print the end of a log, and what is appended when following."""
     args = context.args
     path = model_path(args.model, "/logs") if args.model else "/logs"
-    piece = context.daemon.get(f"{path}?launch={args.launch}&lines={args.lines}")
+    piece = context.daemon.get(f"{path}?launch={args.launch}&lines={args.lines}", LOG)
     _show(context, piece)
     if not args.follow:
         return OK
@@ -62,10 +63,10 @@ def _follow(context: Context, path: str, piece: Any) -> NoReturn:
     while True:
         pause.wait(LOOK_S)
         try:
-            new = context.daemon.get(f"{path}?launch={context.args.launch}&offset={piece['offset']}")
+            new = context.daemon.get(f"{path}?launch={context.args.launch}&offset={piece['offset']}", LOG)
             if new["launch"] != piece["launch"]:  # a new process, a new file: its first lines matter most
                 context.note(f"--- launch {new['launch']} ---")
-                new = context.daemon.get(f"{path}?launch={new['launch']}&offset=0")
+                new = context.daemon.get(f"{path}?launch={new['launch']}&offset=0", LOG)
         except DaemonUnreachable as error:
             if not down:
                 context.note(f"daemon unreachable, trying again ({clean(error.message)})")

@@ -4,13 +4,14 @@ import argparse
 from typing import Any
 from urllib.parse import quote
 
+from scheduler.cli.answers import MODEL, PAGE
 from scheduler.cli.client import model_path
 from scheduler.cli.context import Context
 from scheduler.cli.failure import OK
 from scheduler.cli.render.card import render_model
 from scheduler.cli.render.lists import render_models
 
-PAGE = 1000
+PAGE_SIZE = 1000
 
 
 def arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -24,7 +25,7 @@ def run(context: Context) -> int:
     """List them, or show one."""
     args = context.args
     if args.command == "models show":
-        model = context.daemon.get(model_path(args.model))
+        model = context.daemon.get(model_path(args.model), MODEL)
         if args.json:
             context.say_json(model)
         else:
@@ -39,9 +40,9 @@ def run(context: Context) -> int:
 
 
 def _all(context: Context) -> list[Any]:
-    page = context.daemon.get(f"/models?limit={PAGE}")
+    page = context.daemon.get(f"/models?limit={PAGE_SIZE}", PAGE)
     models = list(page["items"])
     while page["has_more"]:
-        page = context.daemon.get(f"/models?limit={PAGE}&after={quote(page['after'])}")
+        page = context.daemon.get(f"/models?limit={PAGE_SIZE}&after={quote(page['after'])}", PAGE)
         models += page["items"]
     return models

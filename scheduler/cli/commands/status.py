@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from scheduler.cli.answers import MODEL, STATUS
 from scheduler.cli.client import host_name, model_path
 from scheduler.cli.context import Context
 from scheduler.cli.failure import OK
@@ -29,10 +30,10 @@ def interval(text: str) -> float:
 def run(context: Context) -> int:
     """Show it once, or watch it."""
     args = context.args
-    path = model_path(args.model) if args.model else "/status"
+    path, shape = (model_path(args.model), MODEL) if args.model else ("/status", STATUS)
 
     def fetch() -> Any:
-        return context.daemon.get(path)
+        return context.daemon.get(path, shape)
 
     def draw(answer: Any) -> list[str]:
         if args.model:

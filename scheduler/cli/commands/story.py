@@ -2,6 +2,7 @@
 
 import argparse
 
+from scheduler.cli.answers import PAGE
 from scheduler.cli.client import model_path
 from scheduler.cli.context import Context
 from scheduler.cli.failure import OK
@@ -26,7 +27,7 @@ def count(text: str) -> int:
 def run(context: Context) -> int:
     """Print the transitions of a model, oldest first."""
     args = context.args
-    page = context.daemon.get(model_path(args.model, f"/story?limit={args.limit}"))
+    page = context.daemon.get(model_path(args.model, f"/story?limit={args.limit}"), PAGE)
     if args.json:
         context.say_json({"items": page["items"], "has_more": page["has_more"]})
     else:

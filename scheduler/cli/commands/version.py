@@ -2,6 +2,7 @@
 
 import argparse
 
+from scheduler.cli.answers import VERSION as VERSION_ANSWER
 from scheduler.cli.context import Context
 from scheduler.cli.failure import OK, CliError
 from scheduler.cli.render.text import clean
@@ -16,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser, command: str) -> None:
 def run(context: Context) -> int:
     """Print our version, and the daemon's when another one runs."""
     try:
-        daemon = str(context.daemon.get("/version")["version"])
+        daemon = str(context.daemon.get("/version", VERSION_ANSWER)["version"])
     except CliError:
         daemon = None
     if context.args.json:

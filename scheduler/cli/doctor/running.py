@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scheduler.cli.answers import STATUS, VERSION
 from scheduler.cli.client import Daemon
 from scheduler.cli.doctor.finding import Finding, fail, ok, warn
 from scheduler.cli.failure import CliError, DaemonUnreachable
@@ -46,8 +47,8 @@ class Running(NamedTuple):
 def check_daemon(daemon: Daemon, own_version: str) -> Running:
     """Whether a daemon answers, is ours in version, can serve chat, and what it says is degraded."""
     try:
-        status = daemon.get("/status")
-        version = daemon.get("/version")["version"]
+        status = daemon.get("/status", STATUS)
+        version = daemon.get("/version", VERSION)["version"]
     except DaemonUnreachable as error:
         return Running([_unreachable(error)])
     except CliError as error:
