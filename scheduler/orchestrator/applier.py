@@ -6,17 +6,16 @@ never wait; a failed commit refuses the intents of its pass and degrades the sto
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from scheduler.domain.errors import Conflict, HotseatError
+from scheduler.domain.errors import HotseatError
 from scheduler.domain.ids import DeviceId, InstanceId, model_of
-from scheduler.domain.instance import Instance
 from scheduler.domain.launch import LaunchRecord
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.placeholders import expand
+from scheduler.domain.reasons import Reason
+from scheduler.orchestrator.backlog import Backlog, Pass
 from scheduler.orchestrator.effects import (
     CutLeases,
     Effect,
@@ -27,24 +26,14 @@ from scheduler.orchestrator.effects import (
     Launch,
     Measure,
     RefuseHold,
-    SaveInstance,
-    Stop,
     Tell,
 )
-from scheduler.orchestrator.events import EngineExited, Happening, IntentRefused, StoreFailed, StoreRecovered
+from scheduler.orchestrator.events import EngineExited, Happening
 from scheduler.orchestrator.executor import Executor
 from scheduler.orchestrator.parts import Parts
-from scheduler.orchestrator.rows import write
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.supervisor import Supervisor, reason_of
 from scheduler.ports.engine import LaunchPlan
-from scheduler.store.connection import Connection
-from scheduler.telemetry.tasks import TaskScope
-
-log = logging.getLogger(__name__)
-
-#: Seconds between attempts to write again while the store is degraded.
-RETRY_STORE_S = 2.0
 
 
 class Desk(Protocol):
@@ -75,16 +64,6 @@ class Desk(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Pass:
-    """The rows of one pass of the reducer."""
-
-    rows: list[Effect] = field(default_factory=list)
-    records: list[LaunchRecord] = field(default_factory=list)
-    intents: list[Journal] = field(default_factory=list)
-    engine: list[EngineEffect] = field(default_factory=list)
-
-
 class Applier:
     """See the module. ``post`` feeds events back into the control loop."""
 
@@ -93,11 +72,9 @@ class Applier:
         self._parts = parts
         self._desk = desk
         self._post = post
-        self._scope = TaskScope("applier")
+        self._backlog = Backlog(state, parts, post)
         self._executor = Executor(self._carry_out)
         self.supervisors: dict[InstanceId, Supervisor] = {}
-        self._backlog: list[Effect] = []
-        self._catching_up = False
 
     def supervisor(self, instance: InstanceId) -> Supervisor:
         """The supervisor of an instance, made when first asked for."""
@@ -111,17 +88,17 @@ class Applier:
         await self._executor.close()
         for supervisor in self.supervisors.values():
             await supervisor.close()
-        await self._scope.aclose()
+        await self._backlog.close()
 
     def apply(self, effects: list[Effect]) -> None:
         """Carry out the effects of one pass, in order; never blocks."""
-        rows = _Pass()
+        rows = Pass()
         for effect in effects:
             self._sort(effect, rows)
         if rows.rows or rows.engine:
             self._submit(rows)
 
-    def _sort(self, effect: Effect, rows: _Pass) -> None:
+    def _sort(self, effect: Effect, rows: Pass) -> None:
         match effect:
             case Launch():
                 self._prepare(effect, rows)
@@ -149,7 +126,7 @@ class Applier:
 
     # --- launch records ---------------------------------------------------------------------------------------------
 
-    def _prepare(self, effect: Launch, rows: _Pass) -> None:
+    def _prepare(self, effect: Launch, rows: Pass) -> None:
         """Build the launch record that is committed with the intent; what cannot be built ends as a failed start."""
         spec = self._state.models[model_of(effect.instance)]
         try:
@@ -159,12 +136,15 @@ class Applier:
             record = self._record_of_nothing(effect)
             rows.records.append(record)
             self.supervisor(effect.instance).prepare(record, spec, {})
-            now = self._parts.clock.monotonic()
-            self._post(EngineExited(at_s=now, instance=effect.instance, launch=effect.launch, reason=reason))
+            rows.unbuilt.append(lambda: self._unbuilt(effect, reason))
             return
         rows.records.append(record)
         self.supervisor(effect.instance).prepare(record, spec, environment)
         rows.engine.append(effect)
+
+    def _unbuilt(self, effect: Launch, reason: Reason) -> None:
+        """After its row, as with every effect: whatever follows refers to the record."""
+        self._post(EngineExited(at_s=self._parts.clock.monotonic(), instance=effect.instance, launch=effect.launch, reason=reason))
 
     def _record(self, effect: Launch) -> tuple[LaunchRecord, Mapping[str, str]]:
         """The record and the environment of a launch, which is kept in memory only: it may hold secrets."""
@@ -230,18 +210,14 @@ class Applier:
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
-    def _submit(self, rows: _Pass) -> None:
-        if self._backlog and rows.rows:
-            self._backlog.extend(rows.rows)  # in order, behind what could not be written
-            committed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-            committed.set_exception(_Degraded())
-            committed.exception()
-            self._refuse(rows)
-        elif rows.rows:
-            committed = self._write(rows)
+    def _submit(self, rows: Pass) -> None:
+        if rows.rows or rows.records:
+            committed = self._backlog.write(rows)
         else:
             committed = asyncio.get_running_loop().create_future()
             committed.set_result(None)
+        for tell in rows.unbuilt:
+            committed.add_done_callback(lambda done, tell=tell: None if done.cancelled() or done.exception() else tell())  # type: ignore[misc]
         for effect in rows.engine:
             self._executor.submit(effect, self._devices_of(effect), asyncio.shield(committed))
 
@@ -250,75 +226,6 @@ class Applier:
             return effect.devices
         found = self._state.instances.get(effect.instance)
         return found.devices if found is not None else ()
-
-    def _write(self, rows: _Pass) -> "asyncio.Future[object]":
-        wall, boot = self._parts.clock.wall(), self._parts.launcher.boot_id
-        todo, records = list(rows.rows), list(rows.records)
-
-        def unit(conn: Connection) -> None:
-            write(conn, todo, records, wall=wall, boot_id=boot)
-
-        label = "+".join(sorted({_label(r) for r in todo}))
-        committed: asyncio.Future[object] = self._parts.writer.submit(unit, label)
-        committed.add_done_callback(lambda done: self._written(done, rows))
-        return committed
-
-    def _written(self, done: "asyncio.Future[object]", rows: _Pass) -> None:
-        if done.cancelled():
-            return
-        error = done.exception()
-        if error is None:
-            return
-        if not isinstance(error, Exception):
-            return  # a simulated crash: nobody is left to act
-        code = getattr(error, "code", "store")
-        fix = getattr(error, "fix", "")
-        log.error("rows not written (%s): %s", code, error)
-        self._post(StoreFailed(at_s=self._parts.clock.monotonic(), code=code, message=str(error), fix=fix))
-        self._backlog.extend(rows.rows)
-        self._refuse(rows)
-        if not self._catching_up and not self._scope.closed:
-            self._catching_up = True
-            self._scope.spawn(self._catch_up(), "catch-up")
-
-    def _refuse(self, rows: _Pass) -> None:
-        """Take back the intents whose effect was not begun; a stop is carried out all the same."""
-        stops = {(e.instance, e.seq) for e in rows.engine if isinstance(e, Stop)}
-        for intent in rows.intents:
-            seq = intent.transition.seq
-            if intent.prior is not None and (intent.prior.id, seq) not in stops:
-                self._backlog = [r for r in self._backlog if r is not intent]
-                self._post(IntentRefused(at_s=self._parts.clock.monotonic(), seq=seq, prior=intent.prior))
-
-    async def _catch_up(self) -> None:
-        """Try until everything that could not be written is written, with each instance as it is now."""
-        while self._backlog:
-            await asyncio.sleep(RETRY_STORE_S)
-            todo = [r for r in self._backlog if not isinstance(r, SaveInstance)]
-            count = len(self._backlog)
-            now: list[Instance] = list(self._state.instances.values())
-            try:
-                await self._write_all([*todo, *(SaveInstance(instance=i) for i in now)])
-            except Conflict as error:  # a row was written after all, its confirmation got lost: write the others alone
-                log.warning("catching up row by row: %s", error)
-                await self._write_each([*todo, *(SaveInstance(instance=i) for i in now)])
-            except HotseatError as error:
-                log.warning("the store still does not take rows: %s", error)
-                continue
-            del self._backlog[:count]
-        self._catching_up = False
-        self._post(StoreRecovered(at_s=self._parts.clock.monotonic()))
-
-    async def _write_all(self, rows: list[Effect]) -> None:
-        wall, boot = self._parts.clock.wall(), self._parts.launcher.boot_id
-        await self._parts.writer.submit(lambda conn: write(conn, rows, [], wall=wall, boot_id=boot), "catch-up")
-
-    async def _write_each(self, rows: list[Effect]) -> None:
-        for row in rows:
-            try:
-                await self._write_all([row])
-            except Conflict as error:
-                log.warning("row dropped: %s", error)
 
     async def _carry_out(self, effect: EngineEffect) -> None:
         await self.supervisor(effect.instance).carry_out(effect)
@@ -335,13 +242,3 @@ def _values(spec: ModelSpec, plan: LaunchPlan) -> dict[str, str]:
         "kv_bytes": "" if plan.kv_bytes is None else str(plan.kv_bytes),
         "index": str(plan.device_index[0]) if plan.device_index else "0",
     }
-
-
-class _Degraded(Exception):
-    """The rows wait behind others that could not be written."""
-
-
-def _label(row: Effect) -> str:
-    if isinstance(row, Journal):
-        return row.transition.event
-    return type(row).__name__

@@ -17,6 +17,7 @@ MAX_FUNCTION_LINES = 60
 #: Modules of the orchestrator that may do I/O. Everything else there is pure and belongs into the contract `pure`.
 SHELL_OF_ORCHESTRATOR = {
     "applier",
+    "backlog",
     "desk",
     "executor",
     "kernel",
