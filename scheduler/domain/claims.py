@@ -19,6 +19,11 @@ class Source(StrEnum):
 #: Factor on the estimate of a model that was never measured, at its first launch (architecture.md section 3).
 UNMEASURED_FACTOR = 1.3
 RESIDUE_PRIOR_BYTES = 3 * GIB // 2  # scheduling.md section 1
+#: A confirmed sleeper may hold this much more than expected (scheduling.md section 1),
+RESIDUE_TOLERANCE = 1.2
+#: or this part of its awake bytes more, whichever is larger: what a process keeps besides its weights (context, allocator, graphs)
+#: differs by tens of MiB from run to run, a fifth of a small residue. An engine that kept its weights keeps many times more.
+RESIDUE_MARGIN = 0.03
 BANDWIDTH_PRIOR_BPS = 1_000_000_000  # storage, bytes per second, until a start was timed
 
 
@@ -55,6 +60,11 @@ class Footprint:
     def residue(self, level: int) -> int:
         """Device bytes a sleeper keeps; the prior (at most half of awake, else it is no sleep) until measured."""
         return self.residue_bytes.get(level, min(RESIDUE_PRIOR_BYTES, self.awake_bytes // 2))
+
+    def most_residue(self, level: int) -> int:
+        """Device bytes above which a sleep at ``level`` is ineffective."""
+        expected = self.residue(level)
+        return int(max(expected * RESIDUE_TOLERANCE, expected + self.awake_bytes * RESIDUE_MARGIN))
 
     def host_copy(self, level: int) -> int:
         """Host bytes a sleeper holds: 1.35 x weights + 2 GiB at level 1 until measured, else nothing."""

@@ -19,8 +19,6 @@ from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator.context import Context, launch_id
 from scheduler.orchestrator.effects import EndLaunch, SaveLearned
 
-#: A confirmed sleeper may hold this much more than expected (scheduling.md section 1).
-RESIDUE_TOLERANCE = 1.2
 #: A start whose memory grows by this much from one sample to the next is making progress.
 PROGRESS_BYTES = 1 << 20
 #: A new port each launch: the next try is right at once.
@@ -37,8 +35,7 @@ def confirm(ctx: Context, instance: Instance) -> None:
     elif instance.phase is Phase.FALLING_ASLEEP and live.returned_at_s is not None:
         bytes_now = measured_since(ctx, instance, live.returned_at_s)
         level = live.returned_level or 1
-        footprint = ctx.state.facts_of(instance.model).footprint
-        limit = footprint.residue(level) * RESIDUE_TOLERANCE
+        limit = ctx.state.facts_of(instance.model).footprint.most_residue(level)
         if bytes_now is not None and all(b <= limit for b in bytes_now.values()):
             _asleep(ctx, instance, level, bytes_now)
 

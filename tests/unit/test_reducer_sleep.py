@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.ids import DeviceId, holder_of
+from scheduler.domain.ids import DeviceId, ModelName, holder_of
 from scheduler.domain.reasons import Code
-from scheduler.domain.units import GIB
+from scheduler.domain.units import GIB, MIB
 from scheduler.orchestrator.events import Sampled
 from tests.support.behaviour import Behaviour
 from tests.support.plain import Plain
@@ -83,6 +83,22 @@ def test_sleep_that_frees_nothing_is_ended_and_never_tried_again() -> None:
     world.settle()
     assert world.count("Sleep", "a") == 1
     assert world.path("a").endswith("awake draining stopping stopped")
+
+
+@pytest.mark.parametrize(("kept", "end"), [(130 * MIB, "asleep"), (500 * MIB, "asleep"), (700 * MIB, "stopped")])
+def test_a_little_more_than_last_time_is_no_ineffective_sleep(kept: int, end: str) -> None:
+    """The first sleep left 100 MiB of 16 GiB; 3 % of what it holds awake are tolerated beyond that."""
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, residue_bytes={1: 100 * MIB}))
+    for residue in (100 * MIB, kept):
+        world.order("stop", "a")
+        world.settle()
+        world.behaviours["a"] = Behaviour(awake_bytes=16 * GIB, residue_bytes={1: residue})
+        world.ask("a")
+        world.settle()
+        world.order("sleep", "a")
+        world.settle()
+    assert world.phase("a") == end
+    assert world.state.facts_of(ModelName("a")).learned.denied_levels == (() if end == "asleep" else (1,))
 
 
 @pytest.mark.parametrize(
