@@ -18,8 +18,8 @@ from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator import moves
 from scheduler.orchestrator.context import Context, launch_id
 from scheduler.orchestrator.effects import CutLeases, EndLaunch, Find, Measure, Stop
-from scheduler.orchestrator.measuring import teach
-from scheduler.orchestrator.state import FORCE_GRACE_S
+from scheduler.orchestrator.measuring import measured_since, teach
+from scheduler.orchestrator.state import FORCE_GRACE_S, STALE_PERIODS
 
 
 def on_deadline(ctx: Context, instance: Instance) -> None:
@@ -75,6 +75,11 @@ def _sleep_deadline(ctx: Context, instance: Instance) -> None:
         reason = Reason(Code.SLEEP_FAILED, f"{instance.model} did not fall asleep in time")
         seq = ctx.transition(instance.id, SleepTimedOut(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + policy.probe_timeout_s))
         ctx.emit(Find(instance=instance.id, launch=launch_id(instance), seq=seq, started_before=False))
+        return
+    fresh_s = max(live.returned_at_s, ctx.now_s - STALE_PERIODS * policy.sample_period_s)
+    if measured_since(ctx, instance, fresh_s) is None:  # stale freezes: what nobody measured is no proof of anything
+        ctx.set_deadline(instance.id, ctx.now_s + policy.sleep_settle_s)
+        ctx.emit(Measure(devices=instance.devices))
         return
     held = max(live.measured.values(), default=0)
     level = live.returned_level or 1

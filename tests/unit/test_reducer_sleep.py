@@ -101,6 +101,24 @@ def test_a_little_more_than_last_time_is_no_ineffective_sleep(kept: int, end: st
     assert world.state.facts_of(ModelName("a")).learned.denied_levels == (() if end == "asleep" else (1,))
 
 
+@pytest.mark.parametrize("seen_s", [0.0, 1.0], ids=["never measured", "measured once, too early"])
+@pytest.mark.parametrize(("frees_nothing", "end"), [(False, "asleep"), (True, "stopped")])
+def test_a_sleep_on_a_blind_device_waits_for_evidence(seen_s: float, frees_nothing: bool, end: str) -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, sleep_frees_nothing=frees_nothing, free_lag_s=4.0))
+    world.ask("a")
+    world.run(60)
+    world.order("sleep", "a")
+    world.run(seen_s)
+    world.unreadable.add(GPU)
+    world.run(100)
+    assert world.phase("a") == "falling_asleep"
+    assert world.state.facts_of(ModelName("a")).learned.denied_levels == ()
+    world.unreadable.clear()
+    world.settle()
+    assert world.phase("a") == end
+    assert world.state.facts_of(ModelName("a")).learned.denied_levels == (() if end == "asleep" else (1,))
+
+
 @pytest.mark.parametrize(
     ("knobs", "ending"),
     [
