@@ -197,3 +197,16 @@ async def test_actions_of_a_dead_daemon_have_an_end(tmp_path: Path) -> None:
         assert (await daemon.act("stop", "done"))["id"] not in (left["id"], done["id"])
         os.kill(pid, signal.SIGCONT)
         await daemon.until("open", "awake", "stopped")
+
+
+async def test_a_hangup_ends_the_daemon_in_order(tmp_path: Path) -> None:
+    """The terminal of a daemon in the foreground is closed: answers end, engines stay, the next daemon goes on with them."""
+    async with house(tmp_path, fake("a"), SEAT) as daemon:
+        assert (await daemon.chat("a"))[0] == 200
+        pid = await daemon.pid("a")
+        assert daemon.process is not None
+        daemon.process.send_signal(signal.SIGHUP)
+        assert await daemon.process.wait() == 0
+        assert alive(pid)
+        await daemon.start()
+        assert await daemon.pid("a") == pid
