@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -91,6 +92,7 @@ def make_house(folder: Path, model_file: Path) -> House:
         "# Written by `hotseat demo`. Three chat models on one CPU budget that holds one or two of them.",
         f"listen: 127.0.0.1:{house.port}",
         f"state_dir: {json.dumps(str(folder / 'state'))}",
+        "gateway: {on_exit: stop}",
         "devices:",
         "  declared:",
         f"    - {{id: cpu0, kind: cpu, memory: {BUDGET_BYTES // MIB}MiB}}",
@@ -125,12 +127,23 @@ def _environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith("HOTSEAT_")}
 
 
+def own_command() -> str:
+    """How this very command is typed here: a virtual environment that is not active is not on PATH."""
+    started = Path(sys.argv[0]).resolve()
+    found = shutil.which("hotseat")
+    if found is not None and Path(found).resolve() == started:
+        return "hotseat"
+    near = os.path.relpath(started)
+    return near if started.name == "hotseat" and not near.startswith("..") else str(started)
+
+
 def curl_lines(house: House) -> Sequence[str]:
     """What to try by hand."""
     body = json.dumps({"model": "short-talk", "messages": [{"role": "user", "content": "Tell me a story"}], "stream": True})
+    command, state = own_command(), f"--state-dir {house.folder / 'state'}"
     return [
         f"curl -N {house.url}/v1/chat/completions -d '{body}'",
-        f"hotseat status -w --state-dir {house.folder / 'state'}",
-        f"hotseat story long-talk --state-dir {house.folder / 'state'}",
-        f"hotseat stop short-talk --state-dir {house.folder / 'state'}",
+        f"{command} status -w {state}",
+        f"{command} story long-talk {state}",
+        f"{command} stop short-talk {state}",
     ]

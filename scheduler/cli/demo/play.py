@@ -200,4 +200,4 @@ def _leave(house: House) -> None:
     for line in curl_lines(house):
         sys.stdout.write(f"  {line}\n")
     pid = house.process.pid if house.process is not None else 0
-    sys.stdout.write(f"\nTo end it: stop the models (hotseat stop NAME --state-dir {house.folder / 'state'}), then kill {pid}.\n")
+    sys.stdout.write(f"\nTo end it and its engines: kill {pid}\n")
