@@ -19,7 +19,7 @@ from scheduler.ports.clock import Clock
 from scheduler.upstream.errors import EngineLost
 from scheduler.upstream.meter import Tail, Tokens, tokens_in
 from scheduler.upstream.pool import EnginePool, EngineRequest, Exchange
-from scheduler.upstream.sse import EventGate, is_aborted
+from scheduler.upstream.sse import EventGate, is_aborted, tells_error
 from scheduler.upstream.wire import ResponseParser
 
 #: A usage object stands at the end of an answer, or at its start (embeddings); the middle is not searched.
@@ -93,7 +93,7 @@ class Relay:
             return await answer.fail(told(job, lost), midway=gate.midway)
         exchange.close()
         blob = tail.blob()
-        failed = b'data: {"error"' in blob
+        failed = tells_error(blob)
         self._account(job, lease, Outcome.ENGINE_ERROR if failed else Outcome.OK, _usage(job.endpoint, 200, tokens_in(blob), ttft_s))
         return await answer.end()
 

@@ -1,7 +1,10 @@
 """Server-sent events on their way through: whole events only, and none that passes a cut answer off as a whole one."""
 
+import json
 import re
 
+#: An engine's word about an error is short; a longer event is not looked into for one.
+MAX_ERROR_BYTES = 64 << 10
 #: Bytes of one unfinished event that may be held back; beyond that they go through unseen.
 MAX_EVENT_BYTES = 1 << 20
 
@@ -15,6 +18,32 @@ _ABORT = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 def is_aborted(blob: bytes) -> bool:
     """Whether a response body or event says that the engine cut the generation short."""
     return b'abort"' in blob and _ABORT.search(blob) is not None
+
+
+def tells_error(blob: bytes) -> bool:
+    """Whether one of these events is an engine's error, however it is spelt.
+
+    That is an event with the name ``error``, a field ``error`` (as llama.cpp had it), or data whose top level has an
+    ``error`` or is an object of that kind.
+    """
+    if b"error" not in blob:
+        return False
+    return any(_is_error_line(line) for line in blob.splitlines() if b"error" in line)
+
+
+def _is_error_line(line: bytes) -> bool:
+    field, colon, value = line.partition(b":")
+    if field == b"error":
+        return bool(colon)
+    if field == b"event":
+        return value.strip() == b"error"
+    if field != b"data" or b'"error"' not in value or len(value) > MAX_ERROR_BYTES:
+        return False
+    try:
+        data = json.loads(value)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and (bool(data.get("error")) or data.get("object") == "error")
 
 
 class EventGate:

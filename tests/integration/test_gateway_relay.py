@@ -715,10 +715,11 @@ async def test_an_engines_error_after_comments_is_one_event() -> None:
     assert desk.settled()
 
 
-async def test_an_error_event_of_the_engine_is_counted_as_one() -> None:
+@pytest.mark.parametrize("said", [b'data: {"error": {"message": "boom", "code": 500}}', b'error: {"code":500,"message":"boom"}'])
+async def test_an_error_event_of_the_engine_is_counted_as_one(said: bytes) -> None:
     async def respond(request: web.Request, chat: ChatEngine) -> web.StreamResponse:
         response = await begin_stream(request)
-        await response.write(chunk("m", "x") + b'data: {"error": {"message": "boom", "code": 500}}\n\ndata: [DONE]\n\n')
+        await response.write(chunk("m", "x") + said + b"\n\ndata: [DONE]\n\n")
         return response
 
     desk = new_desk()

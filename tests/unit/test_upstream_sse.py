@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.upstream.meter import TAIL_BYTES, TAIL_READS, Tail, Tokens, tokens_in
-from scheduler.upstream.sse import MAX_EVENT_BYTES, EventGate, is_aborted
+from scheduler.upstream.sse import MAX_EVENT_BYTES, EventGate, is_aborted, tells_error
 
 ONE = b'data: {"choices":[{"index":0,"delta":{"content":"please abort\\" it"},"finish_reason":null}]}\n\n'
 ABORT = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason": "abort"}]}\n\n'
@@ -142,6 +142,31 @@ def test_a_read_of_a_large_event_does_not_touch_the_ones_before_it() -> None:
 )
 def test_generated_text_cannot_look_like_an_abort(body: bytes, aborted: bool) -> None:
     assert is_aborted(body) is aborted
+
+
+@pytest.mark.parametrize(
+    ("last", "failed"),
+    [
+        (b'data: {"error": {"message": "x"}}\n\n', True),
+        (b'data:{"error":{"message":"x"}}\r\n\r\n', True),
+        (b'data: { "error" : "x" }\n\n', True),
+        (b'data: {"id":"c1","error":{"message":"x"},"choices":[]}\n\n', True),
+        (b'data: {"object":"error","message":"x","code":400}\n\n', True),
+        (b'error: {"code":500,"message":"x"}\n\n', True),
+        (b'event: error\ndata: {"message":"x"}\n\n', True),
+        (b"event:error\rdata: x\r\r", True),
+        (b'data: {"error":null,"choices":[]}\n\n', False),
+        (b'data: {"choices":[{"delta":{"content":"data: {\\"error\\": 1}"}}]}\n\n', False),
+        (b'data: {"choices":[{"delta":{"content":"\\nerror: x\\nevent: error"}}]}\n\n', False),
+        (b'data: {"choices":[{"delta":{"tool":{"error":"x"}}}]}\n\n', False),
+        (b": error\n\n", False),
+        (b"error\n\n", False),
+        (b'data: {"error": "half\n\n', False),
+        (b'data: ["error"]\n\n', False),
+    ],
+)
+def test_an_error_event_is_known_in_every_spelling_and_never_in_generated_text(last: bytes, failed: bool) -> None:
+    assert tells_error(ONE + last + DONE) is failed
 
 
 @pytest.mark.parametrize(
