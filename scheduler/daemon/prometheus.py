@@ -43,8 +43,8 @@ class Exposition(Metrics):
             self.device(
                 device.id,
                 total_bytes=device.total_bytes,
-                used_bytes=device.used_bytes or 0,
-                foreign_bytes=device.foreign_bytes or 0,
+                used_bytes=device.used_bytes,
+                foreign_bytes=device.foreign_bytes,
                 claimed_bytes=device.claimed_bytes,
                 up=device.health == "ok",
             )
@@ -52,8 +52,7 @@ class Exposition(Metrics):
             self.phase(model.name, Phase(model.phase))
             self.held(model.name, model.held)
         self.degraded(sorted({entry.code for entry in status.degraded}))
-        if status.disk.state_free_bytes is not None:
-            self.disk_free("state", status.disk.state_free_bytes)
+        self.disk_free("state", status.disk.state_free_bytes)
         return self.text()
 
     async def watch(self, state: State, now: Callable[[], float]) -> None:

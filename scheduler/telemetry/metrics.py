@@ -115,12 +115,20 @@ class Metrics:
 
     # --- devices and the daemon itself ---------------------------------------------------------------------------
 
-    def device(self, device: str, *, total_bytes: int, used_bytes: int, foreign_bytes: int, claimed_bytes: int, up: bool) -> None:
-        """State of one device."""
+    def device(
+        self, device: str, *, total_bytes: int, used_bytes: int | None, foreign_bytes: int | None, claimed_bytes: int, up: bool
+    ) -> None:
+        """State of one device. None = not known: it has no sample then, for 0 would be a lie."""
         values = {"total": total_bytes, "used": used_bytes, "foreign": foreign_bytes, "claimed": claimed_bytes}
         for which, value in values.items():
-            self._gauge(f"hotseat_device_memory_{which}_bytes").labels(device).set(value)
+            self._known(f"hotseat_device_memory_{which}_bytes", device, value)
         self._gauge("hotseat_device_up").labels(device).set(1 if up else 0)
+
+    def _known(self, name: str, label: str, value: float | None) -> None:
+        if value is None:
+            self._gauge(name).remove(label)
+        else:
+            self._gauge(name).labels(label).set(value)
 
     def degraded(self, codes: Collection[str]) -> None:
         """``codes`` is the whole list of present reasons."""
@@ -129,9 +137,9 @@ class Metrics:
         for code in codes:
             gauge.labels(code).set(1)
 
-    def disk_free(self, area: str, free_bytes: int) -> None:
-        """Free space of the file system that ``area`` lies on."""
-        self._gauge("hotseat_disk_free_bytes").labels(area).set(free_bytes)
+    def disk_free(self, area: str, free_bytes: int | None) -> None:
+        """Free space of the file system that ``area`` lies on; None = not known."""
+        self._known("hotseat_disk_free_bytes", area, free_bytes)
 
     def db_commit(self, seconds: float) -> None:
         """One commit took ``seconds``."""

@@ -3,10 +3,13 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from scheduler.api.schemas import Disk
+from scheduler.daemon.prometheus import Exposition
 from scheduler.domain.instance import Phase
 from scheduler.gateway.metrics import GatewayMetrics
 from scheduler.telemetry.metric_list import METRICS, Kind
 from scheduler.telemetry.metrics import Metrics
+from tests.support import worlds
 
 
 @pytest.fixture
@@ -103,6 +106,19 @@ def test_the_daemon_itself(metrics: Metrics) -> None:
     assert samples(metrics, "hotseat_db_commit_seconds_count") == {(): 1}
     assert samples(metrics, "hotseat_loop_lag_seconds_count") == {(): 1}
     assert [key[1] for key in samples(metrics, "hotseat_build_info")] == ["0.1.0"]
+
+
+def test_what_is_not_known_has_no_sample() -> None:
+    metrics = Exposition("0.1.0")
+    known = worlds.gpu(0, used_bytes=5, foreign_bytes=0)
+    names = ("hotseat_device_memory_used_bytes", "hotseat_device_memory_foreign_bytes", "hotseat_disk_free_bytes")
+    for device, free, found in (
+        (known, 7, [{("gpu0",): 5.0}, {("gpu0",): 0.0}, {("state",): 7.0}]),
+        (known.model_copy(update={"used_bytes": None, "foreign_bytes": None, "health": "stale"}), None, [{}, {}, {}]),
+    ):
+        metrics.scrape(worlds.world([], devices=[device], disk=Disk(state_free_bytes=free)))
+        assert [samples(metrics, name) for name in names] == found
+        assert samples(metrics, "hotseat_device_memory_total_bytes") == {("gpu0",): known.total_bytes}
 
 
 def test_two_registries_share_nothing(metrics: Metrics) -> None:
