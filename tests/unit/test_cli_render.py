@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.api.schemas import Schema
+from scheduler.cli.render import status as render
 from scheduler.cli.render.card import next_command, render_card, render_model
 from scheduler.cli.render.facts import View, age, clock, duration, state
 from scheduler.cli.render.status import render_status
@@ -99,6 +100,40 @@ def test_only_stopped_models_are_folded_unless_somebody_wants_them() -> None:
     assert "1 stopped: quiet" in text
     assert "\nwanted" in text
     assert "\nheld" in text
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (None, "12 stopped: a0 a1 a2 a3 a4 a5 a6 a7 a8 a9 a10 a11"),
+        (49, "12 stopped: a0 a1 a2 a3 a4 a5 a6 a7 a8 a9 a10 a11"),
+        (48, "12 stopped: a0 a1 a2 a3 a4 a5 a6 a7 a8 a9 a10 +1"),
+        (47, "12 stopped: a0 a1 a2 a3 a4 a5 a6 a7 a8 a9 +2"),
+        (20, "12 stopped: a0 +11"),
+        (13, "12 stopped: …"),
+    ],
+)
+def test_the_folded_line_names_as_many_as_fit(columns: int | None, line: str) -> None:
+    status = {**as_json(worlds.world([worlds.model(f"a{i}") for i in range(12)])), "disk": None}
+    assert render_status(status, "h", View(T0, columns, zone=UTC))[-1] == line
+
+
+def test_thousands_of_stopped_models_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = 0
+
+    def counting(text: str) -> int:
+        nonlocal measured
+        measured += len(text)
+        return width(text)
+
+    monkeypatch.setattr(render, "width", counting)
+    quiet = as_json(worlds.model("quiet"))
+    names = [f"model-{i:05d}-한국" for i in range(5000)]
+    status = {**as_json(worlds.world([])), "models": [{**quiet, "name": name} for name in names]}
+    for columns in (80, 10**6):
+        measured = 0
+        render_status(status, "h", View(T0, columns, zone=UTC))
+        assert measured <= 2 * len(" ".join(names))
 
 
 def test_a_status_with_keys_missing_or_unknown_is_still_drawn() -> None:

@@ -207,13 +207,23 @@ def _model_row(model: Json, view: View) -> list[str | Cell]:
 
 
 def _folded_line(names: Sequence[str], view: View) -> str:
+    """As many names as there is room for, at least one, and how many more there are; linear in their number."""
     head = f"{len(names)} stopped: "
-    for shown in range(len(names), 0, -1):
-        rest = f" +{len(names) - shown}" if shown < len(names) else ""
-        line = head + " ".join(names[:shown]) + rest
-        if view.columns is None or width(line) <= view.columns or shown == 1:
-            return line if view.columns is None else fit(line, view.columns)
-    return head
+    if view.columns is None:
+        return head + " ".join(names)
+    used, shown = width(head) - 1, 0  # a blank stands before every name but the first
+    for count, name in enumerate(names, 1):
+        used += 1 + width(name)
+        if used > view.columns:
+            break
+        if used + len(_more(len(names) - count)) <= view.columns:
+            shown = count
+    shown = max(1, shown)
+    return fit(head + " ".join(names[:shown]) + _more(len(names) - shown), view.columns)
+
+
+def _more(count: int) -> str:
+    return f" +{count}" if count else ""
 
 
 def footer(status: Json, view: View) -> list[str]:
