@@ -187,3 +187,87 @@ def test_catching_up_row_by_row_survives_a_second_failure(tmp_path: Path) -> Non
         assert asked > 2
 
     play(tmp_path, {"a": SMALL}, script)
+
+
+# --- what goes on meanwhile ----------------------------------------------------------------------------------------
+
+
+def test_one_failed_commit_at_the_restart_kills_no_engine(tmp_path: Path) -> None:
+    """The rows that take engines over cannot be written, once: they are looked at all the same."""
+
+    async def script(sim: Sim, disk: Disk) -> None:
+        assert [await sim.chat("a"), await sim.chat("b")] == ["ok", "ok"]
+        await sim.crash()
+        disk.refuses_once("DaemonRestarted")
+        await sim.start()
+        await asyncio.sleep(120)
+        assert disk.refused
+        assert not sim.world.happened("killed")
+        assert [sim.phase("a"), sim.phase("b")] == [Phase.AWAKE, Phase.AWAKE]
+
+    play(tmp_path, {"a": SMALL, "b": SMALL}, script)
+
+
+def test_an_adopted_engine_whose_row_failed_once_is_not_busy_for_ever(tmp_path: Path) -> None:
+    async def script(sim: Sim, disk: Disk) -> None:
+        assert await sim.chat("a") == "ok"
+        await sim.crash()
+        disk.refuses_once("ProbedAwake")
+        await sim.start()
+        await sim.until(lambda: sim.phase("a") is Phase.AWAKE and bool(disk.refused))
+        await sim.until(lambda: sim.kernel.state.store_ok)
+        assert await sim.chat("b", wait_s=300.0) == "ok"
+
+    play(tmp_path, {"a": BIG, "b": BIG}, script)
+
+
+def test_an_awake_model_is_looked_at_while_the_store_is_degraded(tmp_path: Path) -> None:
+    """It takes no connections for a moment while the disk is full: it must be probed, not given up."""
+
+    async def script(sim: Sim, disk: Disk) -> None:
+        assert await sim.chat("a") == "ok"
+        disk.is_full()
+        assert await sim.chat("b") == "store_unavailable"
+        (port,) = [port for port, who in sim.world.listeners.items() if who is not None]
+        listener = sim.world.listeners.pop(port)
+        await sim.until(lambda: sim.phase("a") is Phase.UNKNOWN)
+        sim.world.listeners[port] = listener
+        await sim.until(lambda: sim.phase("a") is Phase.AWAKE)
+        assert not sim.world.happened("killed", "a")
+        assert await sim.chat("a") == "ok"
+        disk.works()
+        await sim.until(lambda: sim.kernel.state.store_ok)
+
+    play(tmp_path, {"a": SMALL, "b": SMALL}, script)
+
+
+def test_a_stop_does_not_wait_for_a_stuck_disk(tmp_path: Path) -> None:
+    """The disk neither takes the row nor refuses it: killing is always a safe exit."""
+
+    async def script(sim: Sim, _disk: Disk) -> None:
+        assert await sim.chat("a") == "ok"
+        stuck = Stuck(sim)
+        sim.ask("stop", "a", force=True)
+        await sim.until(lambda: not sim.world.engines("a"), within_s=60)
+        stuck.goes_on()
+        await sim.until(lambda: sim.phase("a") is Phase.STOPPED)
+
+    play(tmp_path, {"a": SMALL}, script)
+
+
+def test_a_sleeper_is_found_again_while_the_row_of_its_wake_waits(tmp_path: Path) -> None:
+    """The disk was stuck for longer than a wake may take: the sleeper was looked at meanwhile, and what was found counts."""
+
+    async def script(sim: Sim, _disk: Disk) -> None:
+        assert await sim.chat("a") == "ok"
+        assert (await sim.act("sleep", "a")).ok
+        stuck = Stuck(sim)
+        waiting = asyncio.ensure_future(sim.chat("a", wait_s=3000.0))
+        await sim.until(lambda: sim.phase("a") is Phase.WAKING)
+        await sim.until(lambda: sim.phase("a") is Phase.UNKNOWN)
+        await sim.until(lambda: sim.phase("a") is not Phase.UNKNOWN)
+        stuck.goes_on()
+        assert await waiting == "ok"
+        assert len(sim.world.happened("started", "a")) == 1
+
+    play(tmp_path, {"a": Behaviour(awake_bytes=3 * GIB)}, script)
