@@ -23,6 +23,7 @@ class Code(StrEnum):
     RESTARTED = "daemon_restarted"
     ADOPTED = "adopted"
     IDLE = "idle"
+    DEVICE_GONE = "device_gone"  # the configuration does not name it any more
     # held requests
     WAITING_TURN = "waiting_turn"
     WAITING_MEMORY = "waiting_memory"

@@ -127,7 +127,7 @@ def _settle_asleep(ctx: Context, instance: Instance) -> None:
     if measured is None:
         return
     residue = ctx.state.facts_of(instance.model).footprint.residue(instance.level or 1)
-    least = {d: min(instance.claim.on(d), max(residue, measured[d])) for d in instance.devices}
+    least = {d: min(instance.claim.on(d), max(residue, measured.get(d, 0))) for d in instance.devices}
     if least != dict(instance.claim.device_bytes):
         ctx.set_claim(instance.id, replace(instance.claim, device_bytes=least))
 
@@ -166,9 +166,12 @@ def seated(ctx: Context, instance: Instance) -> Claim:
 
 
 def measured_since(ctx: Context, instance: Instance, since_s: float) -> dict[DeviceId, int] | None:
-    """Bytes on each of its devices, from samples that began at ``since_s`` or later; None while one is missing."""
+    """Bytes on each of its devices, from samples that began at ``since_s`` or later; None while one is missing.
+
+    A device that is not configured any more is never measured again: there is nothing to wait for.
+    """
     found = {}
-    for device in instance.devices:
+    for device in (d for d in instance.devices if d in ctx.state.devices):
         sample = ctx.state.samples.get(device)
         if sample is None or sample.started_at_s < since_s or holder_of(instance.id) not in sample.own:
             return None

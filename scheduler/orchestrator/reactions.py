@@ -17,7 +17,7 @@ from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import FinishAction, GrantLease
 from scheduler.orchestrator.estimates import eta_seconds, retry_after
 from scheduler.orchestrator.events import LeaseRequested
-from scheduler.orchestrator.view import enter_seconds, picture, target
+from scheduler.orchestrator.view import enter_seconds, lost_devices, picture, target
 from scheduler.planner.check import verify
 from scheduler.planner.evict import Fits, Never, evict
 from scheduler.planner.greedy import PlannerInput, place
@@ -187,6 +187,9 @@ def start_moves(ctx: Context) -> bool:
             continue
         if state.move_of(iid) is not None or instance.phase in _COMING:
             state.hold_reasons[model] = _on_its_way(ctx, instance)
+            continue
+        if lost_devices(state, instance):
+            state.hold_reasons[model] = Reason(Code.DEVICE_GONE, f"{model} sits on a device that is gone: it is stopped first")
             continue
         if instance.phase in _LEAVING:
             state.hold_reasons[model] = Reason(Code.WAITING_MOVE, f"{model} is {instance.phase.value.replace('_', ' ')} first")

@@ -10,7 +10,7 @@ from typing import Any
 
 from scheduler.domain.instance import Phase
 from scheduler.domain.lease import Outcome
-from scheduler.orchestrator import deadlines, lifecycle, measuring, moves, reactions, upkeep
+from scheduler.orchestrator import deadlines, lifecycle, measuring, misplaced, moves, reactions, upkeep
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CheckNow, Effect
 from scheduler.orchestrator.events import (
@@ -61,6 +61,7 @@ def reduce(state: State, event: Happening, wall: float) -> list[Effect]:
 def settle(ctx: Context) -> None:
     """Everything that follows from the state as it is, until nothing changes any more."""
     _deadlines(ctx)
+    misplaced.leave_lost_devices(ctx)
     for _ in range(MOST_PASSES):
         changed = moves.advance(ctx)
         reactions.grant(ctx)

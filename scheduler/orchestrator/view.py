@@ -36,7 +36,7 @@ def target(state: State, model: ModelName) -> Target:
     instance = state.instances.get(iid) or Instance(id=iid)
     footprint = state.facts_of(model).footprint
     if instance.phase is Phase.ASLEEP:
-        sets: tuple[tuple[DeviceId, ...], ...] = (instance.devices,)
+        sets: tuple[tuple[DeviceId, ...], ...] = () if lost_devices(state, instance) else (instance.devices,)
         need = max(footprint.seated_bytes(), max(instance.claim.device_bytes.values(), default=0))
     else:
         sets = device_sets(state, state.models[model])
@@ -49,6 +49,11 @@ def _without_allowance(state: State, footprint: Footprint, sets: tuple[tuple[Dev
     """Room for growth beyond what was measured yields where a device is too small for both: what ran there once fits again."""
     largest = max((min(most_bytes(state.devices[d]) for d in devices) for devices in sets), default=0)
     return max(largest, int(need / GROWTH)) if footprint.source is Source.MEASURED and need > largest else need
+
+
+def lost_devices(state: State, instance: Instance) -> tuple[DeviceId, ...]:
+    """Devices it sits on that this daemon does not know: they were removed or renamed between two daemons."""
+    return tuple(d for d in instance.devices if d not in state.devices)
 
 
 def device_sets(state: State, spec: ModelSpec) -> tuple[tuple[DeviceId, ...], ...]:

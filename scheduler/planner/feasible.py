@@ -32,7 +32,7 @@ def gap_on(picture: Picture, target: Target, device: DeviceId) -> Gap:
 
 def can_ever_fit(picture: Picture, target: Target, devices: tuple[DeviceId, ...]) -> bool:
     """Whether it would fit with everything else of ours away (foreign use and free memory do not count)."""
-    return all(target.need_bytes <= most_bytes(picture.devices[d].info) for d in devices)
+    return all(d in picture.devices and target.need_bytes <= most_bytes(picture.devices[d].info) for d in devices)
 
 
 def most_bytes(info: DeviceInfo) -> int:
@@ -41,5 +41,6 @@ def most_bytes(info: DeviceInfo) -> int:
 
 
 def admits_growth(picture: Picture, devices: tuple[DeviceId, ...]) -> bool:
-    """Whether every device is healthy and freshly measured."""
-    return all(picture.devices[d].health is Health.OK and picture.devices[d].free_bytes is not None for d in devices)
+    """Whether every device is known, healthy and freshly measured."""
+    views = [picture.devices.get(d) for d in devices]
+    return all(v is not None and v.health is Health.OK and v.free_bytes is not None for v in views)

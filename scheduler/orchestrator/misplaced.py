@@ -1,0 +1,44 @@
+"""Instances that sit where they cannot stay: their devices are not configured any more, so nothing there can be measured."""
+
+from scheduler.domain.ids import CauseId
+from scheduler.domain.instance import GOAL_STOPPED, Instance, Phase
+from scheduler.domain.reasons import Code, Reason
+from scheduler.orchestrator import lifecycle, moves
+from scheduler.orchestrator.context import Context
+from scheduler.orchestrator.view import lost_devices
+
+_CAUSE = CauseId("rule:device_gone")
+
+
+def leave_lost_devices(ctx: Context) -> None:
+    """Stop what sits on a device that this daemon does not know: whoever wants the model starts it on another one.
+
+    What is in use is drained first. An operator's wish stays: it ends, or goes on with the second half of a restart, once the
+    instance is stopped.
+    """
+    for instance in list(ctx.state.instances.values()):
+        if lost_devices(ctx.state, instance):
+            _leave(ctx, instance)
+
+
+def _leave(ctx: Context, instance: Instance) -> None:
+    reason = _reason(ctx, instance)
+    if instance.phase in (Phase.LAUNCHING, Phase.WAKING):
+        lifecycle.stop_now(ctx, instance.id, reason, _CAUSE)
+    elif instance.phase in (Phase.AWAKE, Phase.ASLEEP) and ctx.state.store_ok and ctx.state.move_of(instance.id) is None:
+        wish = ctx.state.wishes.get(instance.id)
+        moves.open_move(
+            ctx,
+            steps=(moves.shrink_step(instance.id, GOAL_STOPPED),),
+            devices=frozenset(instance.devices),
+            cause=wish.cause if wish is not None else _CAUSE,
+            reason=reason,
+            force=wish is not None and wish.force,
+        )
+        ctx.tell(reason.code.value, instance.model, f"{instance.model} is stopped: {reason.text}")
+
+
+def _reason(ctx: Context, instance: Instance) -> Reason:
+    lost = ", ".join(lost_devices(ctx.state, instance))
+    text = f"it sits on {lost}, which is not among the devices any more"
+    return Reason(Code.DEVICE_GONE, text, "nothing to do; put the device back into the configuration if it was not meant to go")
