@@ -9,6 +9,7 @@ values, nor a refusal of duplicate keys.
 import codecs
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.domain.errors import Invalid
@@ -21,7 +22,9 @@ MAX_DEPTH = 512
 MAX_DEEP = 250_000
 MAX_NAME = 128
 _WINDOW = 64 << 10
+_BEFORE_DIGIT = 2  # so near to its end ("e+", and the digit not seen) a number may go on behind a window
 _BOM = b"\xef\xbb\xbf"
+_LONGEST_NAME = 12 * MAX_NAME + 2  # in quotes, each character written as two \\u escapes
 _LONGEST_KEY = 64  # enough for "model" and "stream" written in \\u escapes
 
 _WS = rb"[ \t\n\r]*+"
@@ -49,6 +52,7 @@ for _ in range(4):
 _skip_ws = re.compile(_WS).match
 _chars = re.compile(_CHARS).match
 _scalar = re.compile(_NUMBER + rb"|true|false|null").match
+_digits = re.compile(rb"[0-9]*+").match
 # Many small elements at once, each with the comma behind it: messages, arrays of token ids, flat objects.
 _items = re.compile(rb"(?:" + _WS + _value + _WS + rb",)*+").match
 _members = re.compile(rb"(?:" + _WS + _STRING + _WS + rb":" + _WS + _value + _WS + rb",)*+").match
@@ -66,6 +70,8 @@ _usual = re.compile(
 ).fullmatch
 
 _QUOTE, _COMMA, _COLON, _BACKSLASH = b'",:\\'
+_MINUS, _ZERO, _POINT = b"-0."
+_EXPONENT, _SIGNS = frozenset(b"eE"), frozenset(b"+-")
 _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 _CLOSER = {_OPEN_LIST: _CLOSE_LIST, _OPEN_OBJECT: _CLOSE_OBJECT}
 
@@ -93,9 +99,9 @@ def scan(body: bytes) -> Call:
     """
     _check_utf8(body)
     start, end, stream = _at_once(body) or _Scanner(body).top_level()
-    model = _text(body[start:end])
+    model = _text(body[start:end]) if end - start <= _LONGEST_NAME else None
     if not model or len(model) > MAX_NAME:
-        what = "is empty" if not model else f"has {len(model)} characters; names have at most {MAX_NAME}"
+        what = "is empty" if model == "" else f"has more than {MAX_NAME} characters, which no name has"
         raise UnknownModel(f'The value of "model" {what}.')
     return Call(model, start, end, stream)
 
@@ -132,14 +138,14 @@ def _bad(body: bytes, pos: int, what: str) -> Invalid:
 
 
 def _place(body: bytes, pos: int) -> str:
-    line = body.count(b"\n", 0, pos) + 1
+    line = 1 + sum(body.count(b"\n", at, min(at + _WINDOW, pos)) for at in range(0, pos, _WINDOW))
     column = pos - body.rfind(b"\n", 0, pos)
     return f"line {line}, column {column} (byte {pos})"
 
 
-def _key_name(raw: bytes) -> str:
+def _key_name(body: bytes, start: int, end: int) -> str:
     """A key in quotes as text; "" when it is too long to be one we look for."""
-    return _text(raw) if len(raw) <= _LONGEST_KEY else ""
+    return _text(body[start:end]) if end - start <= _LONGEST_KEY else ""
 
 
 def _text(raw: bytes) -> str:
@@ -175,7 +181,7 @@ class _Scanner:
             if key == "model":
                 span = self._model(start, end, doubled=span is not None)
             elif key == "stream":
-                stream = body[start:end] == b"true"
+                stream = body.startswith(b"true", start, end)
             pos = self._ws(end)
             more = self._at(pos) == _COMMA
             pos = self._ws(pos + 1) if more else pos
@@ -192,9 +198,9 @@ class _Scanner:
         """Key of the member at ``pos`` ("" when it is none we look for), and the span of its value."""
         limit = min(pos + _WINDOW, self._size)
         found = _top_member(self._body, pos, limit)
-        if found is not None and found.end() < limit:  # at the limit, a number might go on behind it
+        if found is not None and found.end() < limit - _BEFORE_DIGIT:
             start, end = found.span(2)
-            return _key_name(found[1]), start, end
+            return _key_name(self._body, *found.span(1)), start, end
         key, start = self._key(pos)
         return key, start, self._value(start)
 
@@ -212,8 +218,17 @@ class _Scanner:
     def _ws(self, pos: int) -> int:
         if pos < self._size and self._body[pos] > 32:
             return pos
-        found = _skip_ws(self._body, pos)
-        return found.end() if found is not None else pos
+        return self._run(_skip_ws, pos)
+
+    def _run(self, match: Callable[[bytes, int, int], re.Match[bytes] | None], pos: int) -> int:
+        """Behind everything from ``pos`` on that a repeated pattern matches, window by window."""
+        while True:
+            limit = min(pos + _WINDOW, self._size)
+            found = match(self._body, pos, limit)
+            end = found.end() if found is not None else pos
+            if end < limit or end == pos:
+                return end
+            pos = end
 
     def _expected(self, pos: int, what: str) -> Invalid:
         if pos >= self._size:
@@ -247,7 +262,7 @@ class _Scanner:
         colon = self._ws(end)
         if self._at(colon) != _COLON:
             raise self._expected(colon, '":"')
-        return _key_name(self._body[pos:end]), self._ws(colon + 1)
+        return _key_name(self._body, pos, end), self._ws(colon + 1)
 
     def _value(self, pos: int) -> int:
         """Behind the value that starts at ``pos``; nesting is kept on a list, not on the call stack."""
@@ -300,7 +315,24 @@ class _Scanner:
     def _leaf(self, pos: int, first: int) -> int:
         if first == _QUOTE:
             return self._string(pos)
-        found = _scalar(self._body, pos)
+        limit = min(pos + _WINDOW, self._size)
+        found = _scalar(self._body, pos, limit)
         if found is None:
             raise self._expected(pos, "a value")
-        return found.end()
+        whole = found.end() < limit - _BEFORE_DIGIT or limit == self._size
+        return found.end() if whole else self._long_number(pos)
+
+    def _long_number(self, pos: int) -> int:
+        """Behind a number that fills a window; what ``_NUMBER`` says, in steps."""
+        pos += self._at(pos) == _MINUS
+        pos = pos + 1 if self._at(pos) == _ZERO else self._run(_digits, pos)
+        if self._at(pos) == _POINT:
+            end = self._run(_digits, pos + 1)
+            if end == pos + 1:
+                return pos
+            pos = end
+        if self._at(pos) not in _EXPONENT:
+            return pos
+        start = pos + 2 if self._at(pos + 1) in _SIGNS else pos + 1
+        end = self._run(_digits, start)
+        return end if end > start else pos
