@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from datetime import UTC
 from pathlib import Path
@@ -142,8 +143,6 @@ def test_a_status_with_keys_missing_or_unknown_is_still_drawn() -> None:
 
 
 def test_colour_changes_nothing_but_the_codes() -> None:
-    import re
-
     status = as_json(worlds.broken())
     plain = render_status(status, "srv1", View(T0, 80, zone=UTC))
     painted = render_status(status, "srv1", View(T0, 80, Style(True), UTC))
@@ -151,11 +150,29 @@ def test_colour_changes_nothing_but_the_codes() -> None:
     assert any("\x1b[31m" in line for line in painted)
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 100, 200])
+@pytest.mark.parametrize("columns", [2, 3, 5, 10, 20, 29, 30, 40, 60, 80, 100, 200])
 @pytest.mark.parametrize("name", SCREENS)
 def test_no_line_is_wider_than_the_terminal(name: str, columns: int) -> None:
     lines = render_status(as_json(SCREENS[name]()), "srv1", View(T0, columns, zone=UTC))
     assert [line for line in lines if width(line) > columns] == []
+
+
+@pytest.mark.parametrize("columns", [2, 3, 5, 10, 20, 29, 30, 40, 80])
+@pytest.mark.parametrize("name", ["Qwen/" + "q" * 123, "한국" * 64, "a"])
+@pytest.mark.parametrize("card", CARDS)
+def test_no_line_of_a_card_is_wider_than_the_terminal(card: str, name: str, columns: int) -> None:
+    model = {**as_json(CARDS[card]()), "name": name}
+    plain = render_model(model, View(T0, columns, zone=UTC))
+    assert [line for line in plain if width(line) > columns] == []
+    painted = render_model(model, View(T0, columns, Style(True), UTC))
+    assert [re.sub(r"\x1b\[\d*m", "", line) for line in painted] == plain
+
+
+def test_the_headline_of_a_card_is_broken_between_its_parts_and_keeps_its_colour() -> None:
+    model = {**as_json(worlds.failing_card()), "name": "failed-" + "q" * 60}
+    lines = render_card(model, View(T0, 80, Style(True), UTC))
+    assert lines[0] == f"{model['name']}  \x1b[31mfailed\x1b[0m"
+    assert lines[1].startswith("  ")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from scheduler.cli.render.facts import Json, View, age, clock, duration, gib, parse_time, requests, since, size, state, state_paint, where
-from scheduler.cli.render.text import clean, wrap
+from scheduler.cli.render.text import Paint, clean, flow, wrap
 
 LABEL = 12
 _INDENT = " " * LABEL
@@ -12,7 +12,7 @@ MAX_STARTS = 5
 
 def render_card(model: Json, view: View) -> list[str]:
     """The card: state and attempts, where it is configured, why, fix, memory, starts, the decisive log line, what to do next."""
-    lines = [_headline(model, view)]
+    lines = _headline(model, view)
     for label, text in (*_identity(model), *_why(model, view), *_memory(model), *_use(model, view)):
         lines += _row(label, text, view)
     lines += _starts(model, view)
@@ -25,21 +25,19 @@ def _row(label: str, text: str, view: View) -> list[str]:
     return wrap(f"{label:<{LABEL}}{text}", view.columns, _INDENT)
 
 
-def _headline(model: Json, view: View) -> str:
+def _headline(model: Json, view: View) -> list[str]:
     error = model.get("error") or {}
-    text = state(model, view.now)
-    paint = state_paint(model, view.style)
-    parts = [f"{clean(model['name'])}  {paint(text) if paint else text}"]
+    parts: list[tuple[str, Paint | None]] = [(clean(model["name"]), None), (state(model, view.now), state_paint(model, view.style))]
     if where(model) != "-":
-        parts.append(f"on {where(model)}")
+        parts.append((f"on {where(model)}", None))
     attempts = error.get("attempts") or 0
     if attempts:
-        parts.append(f"after {attempts} attempt{'' if attempts == 1 else 's'}")
+        parts.append((f"after {attempts} attempt{'' if attempts == 1 else 's'}", None))
     retry = parse_time(error.get("retry_at"))
     if retry is not None and retry > view.now:
         asked = "a request may try again at" if model.get("phase") == "failed" else "next try"
-        parts.append(f"{asked} {clock(retry, view, seconds=True)}")
-    return "  ".join(parts)
+        parts.append((f"{asked} {clock(retry, view, seconds=True)}", None))
+    return flow(parts, view.columns)
 
 
 def _identity(model: Json) -> Iterable[tuple[str, str]]:

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime, tzinfo
 from typing import Any, NamedTuple
 
-from scheduler.cli.render.table import Paint
-from scheduler.cli.render.text import PLAIN, Style, clean
+from scheduler.cli.render.text import PLAIN, Paint, Style, clean
 
 Json = Mapping[str, Any]
 GIB = 1 << 30

@@ -1,11 +1,9 @@
 """Tables that know how wide the terminal is; piped ones are as wide as they need to be."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.cli.render.text import fit, fit_middle, pad, width
-
-Paint = Callable[[str], str]
+from scheduler.cli.render.text import Paint, fit, fit_middle, pad, width
 
 
 class Column(NamedTuple):

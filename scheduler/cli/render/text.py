@@ -1,8 +1,12 @@
 """Cells of text: how wide they are on a terminal, cutting, wrapping, colour. No control character gets through."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+Paint = Callable[[str], str]
 
 ELLIPSIS = "…"
+#: Columns that an indent leaves at least for text.
+LEAST_TEXT = 4
 # Bidirectional overrides and isolates can make a line read differently from what it is.
 _BIDI = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C}
 
@@ -68,11 +72,15 @@ def pad(text: str, columns: int, *, right: bool = False) -> str:
 
 
 def wrap(text: str, columns: int | None, indent: str = "  ") -> list[str]:
-    """``text`` broken at blanks; further lines begin with ``indent``. A word longer than a line is cut into pieces."""
+    """``text`` broken at blanks; further lines begin with ``indent``. A word longer than a line is cut into pieces.
+
+    No line is wider than ``columns``, if there are two at least: where there is little room, indents shrink.
+    """
     if columns is None or width(text) <= columns:
         return [text]
-    rest = text.lstrip(" ")
-    lines, line = [], text[: len(text) - len(rest)]
+    most = max(0, columns - LEAST_TEXT)
+    indent, rest = indent[:most], text.lstrip(" ")
+    lines, line = [], text[: len(text) - len(rest)][:most]
     for word in rest.split(" "):
         candidate = f"{line} {word}" if line.strip() else line + word
         if width(candidate) <= columns or not line.strip():
@@ -80,25 +88,31 @@ def wrap(text: str, columns: int | None, indent: str = "  ") -> list[str]:
         else:
             lines.append(line)
             line = indent + word
-        while width(line) > columns > width(indent):
-            piece = _head(line, columns)
+        while width(line) > columns:
+            piece = _head(line, columns) or line[:1]
             lines.append(piece)
             line = indent + line[len(piece) :]
     return [*lines, line]
 
 
-def join_wrapped(parts: Sequence[str], columns: int | None, gap: str = "  ", indent: str = "  ") -> list[str]:
-    """``parts`` side by side, broken only between them (and inside one that is longer than a line)."""
+def flow(parts: Sequence[tuple[str, Paint | None]], columns: int | None, gap: str = "  ", indent: str = "  ") -> list[str]:
+    """Parts side by side, each in its colour, broken only between them (and inside one that is longer than a line)."""
     lines: list[str] = []
-    line = ""
-    for part in parts:
-        candidate = f"{line}{gap}{part}" if line else part
-        if columns is None or not line or width(candidate) <= columns:
-            line = candidate
-        else:
-            lines.append(line)
-            line = indent + part
-    return [piece for whole in [*lines, line] for piece in wrap(whole, columns, indent)]
+    used = 0  # columns of the last line: codes of colours have no width
+    for text, paint in parts:
+        if lines and (columns is None or used + len(gap) + width(text) <= columns):
+            lines[-1] += gap + (paint(text) if paint else text)
+            used += len(gap) + width(text)
+            continue
+        pieces = wrap(indent + text if lines else text, columns, indent)
+        used = width(pieces[-1])
+        lines += [paint(piece) if paint else piece for piece in pieces]
+    return lines
+
+
+def join_wrapped(parts: Sequence[str], columns: int | None, gap: str = "  ", indent: str = "  ") -> list[str]:
+    """As :func:`flow`, without colours."""
+    return flow([(part, None) for part in parts], columns, gap, indent)
 
 
 class Style:
