@@ -14,8 +14,6 @@ from scheduler.cli.render.text import PLAIN, Style
 from scheduler.daemon.clock import SystemClock
 from scheduler.ports.clock import Clock
 
-LEAST_COLUMNS = 40
-
 
 class Context:
     """Made once per run. Output goes through :meth:`say` and :meth:`note`, never past them."""
@@ -45,7 +43,7 @@ class Context:
             return None
         import shutil  # it brings the compression modules with it, and pipes need none of them
 
-        return max(LEAST_COLUMNS, shutil.get_terminal_size((80, 24)).columns)
+        return shutil.get_terminal_size((80, 24)).columns
 
     def view(self) -> View:
         """How to draw right now."""

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from scheduler.cli.context import Context
 from scheduler.cli.failure import OK, DaemonUnreachable
 from scheduler.cli.render.facts import clock
-from scheduler.cli.render.text import clean
+from scheduler.cli.render.text import clean, fit, wrap
 
 Fetch = Callable[[], Any]
 Draw = Callable[[Any], list[str]]
@@ -94,7 +94,8 @@ def _in_place(context: Context, fetch: Fetch, draw: Draw, interval_s: float) -> 
                     since = None
                 except DaemonUnreachable as error:
                     since = context.clock.wall() if since is None else since
-                    notice = [context.view().style.bad(_unreachable(context, since, error))]
+                    view = context.view()
+                    notice = [view.style.bad(line) for line in wrap(_unreachable(context, since, error), view.columns)]
                 _paint([*notice, *frame], context)
                 pause.wait(interval_s)
         except KeyboardInterrupt:
@@ -104,10 +105,13 @@ def _in_place(context: Context, fetch: Fetch, draw: Draw, interval_s: float) -> 
 
 
 def _paint(lines: list[str], context: Context) -> None:
+    """Lines are no wider than the terminal. Each is erased before it is written: after a full one, that would take its end."""
     rows = shutil.get_terminal_size((80, 24)).lines - 1
     if len(lines) > rows > 1:
-        lines = [*lines[: rows - 1], context.view().style.dim(f"... {len(lines) - rows + 1} more lines")]
-    sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\r\n" for line in lines) + "\x1b[J")
+        view = context.view()
+        rest = f"... {len(lines) - rows + 1} more lines"
+        lines = [*lines[: rows - 1], view.style.dim(rest if view.columns is None else fit(rest, view.columns))]
+    sys.stdout.write("\x1b[H" + "".join(f"\x1b[K{line}\r\n" for line in lines) + "\x1b[J")
     sys.stdout.flush()
 
 

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.cli.render.text import width
 from tests.support import worlds
 from tests.support.fake_plane import FakePlane, PlaneServer
 
@@ -192,6 +194,24 @@ def test_watch_never_draws_more_rows_than_the_terminal_has(server: PlaneServer) 
     frame = terminal.screen.until("\x1b[J")
     assert frame.count("\r\n") <= 9
     assert "more lines" in frame
+    assert terminal.end(signal.SIGINT) == 0
+    terminal.close()
+
+
+def test_watch_never_draws_a_line_wider_than_the_terminal(tmp_path: Path) -> None:
+    def widest(frame: str) -> int:
+        lines = re.sub(r"\x1b\[[?\d]*[a-zA-Z]", "", frame).split("\n")
+        return max(width(line.rstrip("\r")) for line in lines)
+
+    with PlaneServer(tmp_path, new_plane(tmp_path)) as server:
+        server.do(lambda plane: plane.models.update({m.name: worlds.detail(m) for m in worlds.strange().models}))
+        terminal = Terminal(tmp_path, "status", "-w", "--interval", "0.05", rows=200, columns=30)
+        terminal.screen.until("\x1b[H")
+        assert widest(terminal.screen.until("\x1b[J")) == 30
+    frame = ""
+    while "daemon unreachable since" not in frame:
+        frame = terminal.screen.until("\x1b[J")
+    assert widest(frame) == 30
     assert terminal.end(signal.SIGINT) == 0
     terminal.close()
 

@@ -51,7 +51,7 @@ def render_models(models: Sequence[Json], view: View) -> list[str]:
 def render_story(name: str, entries: Sequence[Json], more: bool, view: View) -> list[str]:
     """`hotseat story MODEL`: what happened to it, oldest first, and why."""
     if not entries:
-        return [f"{clean(name)}: nothing has happened yet"]
+        return wrap(f"{clean(name)}: nothing has happened yet", view.columns)
     rows = [
         [
             clock(entry.get("at"), view, seconds=True),
@@ -64,7 +64,8 @@ def render_story(name: str, entries: Sequence[Json], more: bool, view: View) -> 
         for entry in entries
     ]
     lines = table(STORY_COLUMNS, rows, view.columns)
-    return lines + ([view.style.dim("older entries exist: -n MORE")] if more else [])
+    older = wrap("older entries exist: -n MORE", view.columns) if more else []
+    return lines + [view.style.dim(line) for line in older]
 
 
 def _reason(reason: Json | None) -> str:
