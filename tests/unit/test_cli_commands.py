@@ -1,18 +1,24 @@
 """The commands against the real application on a real control socket, with a control plane in memory behind it."""
 
+import argparse
 import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scheduler.api.schemas import ActionError, Progress, StoryEntry, Why
 from scheduler.cli import main as cli
+from scheduler.cli.answers import ANYTHING, Shape
+from scheduler.cli.client import Daemon
 from scheduler.cli.commands import actions, models
+from scheduler.cli.context import Context
+from scheduler.cli.failure import DaemonUnreachable
 from scheduler.domain.errors import Temporary
 from tests.support import worlds
 from tests.support.fake_plane import T0, FakePlane, PlaneServer
@@ -199,6 +205,47 @@ def test_an_action_forgotten_by_a_restarted_daemon(server: PlaneServer, run: Run
     assert "no longer knows action a1" in result.err
 
 
+class Hand:
+    """A clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("try_s", [0.01, 1.0, 17.0, 100.0])
+def test_patience_with_a_daemon_that_is_away_is_measured_in_time(monkeypatch: pytest.MonkeyPatch, try_s: float) -> None:
+    """A refused connection is known at once; a daemon that hangs takes its time to be given up, at each try."""
+    monkeypatch.setattr(actions, "LOOK_S", 0.0)
+    clock = Hand()
+    action = {"id": "a1", "verb": "wake", "model": "m", "state": "running", "created_at": "2026-11-30T00:00:00.000Z"}
+
+    class Silent(Daemon):
+        answers = 3
+
+        def post(self, path: str, body: Mapping[str, object], shape: Shape = ANYTHING, *, wait_s: float = 0.0) -> Any:
+            return action
+
+        def get(self, path: str, shape: Shape = ANYTHING, *, wait_s: float = 0.0) -> Any:
+            clock.now += try_s
+            if self.answers:
+                self.answers -= 1
+                return action
+            raise DaemonUnreachable("it does not answer")
+
+    context = Context(argparse.Namespace(command="wake", model="m", no_wait=False, json=False), clock=clock)
+    context._daemon = Silent([])
+    with pytest.raises(DaemonUnreachable):
+        actions.run(context)
+    heard = 1000.0 + 3 * try_s
+    assert actions.PATIENCE_S <= clock.now - heard <= actions.PATIENCE_S + try_s
+
+
 def test_an_action_number_that_a_restarted_daemon_gave_to_another_action(server: PlaneServer, run: Run) -> None:
     server.plane.hold = True
     ran = _in_background(lambda: run("wake", "llama-70b"))
@@ -286,6 +333,9 @@ def stranger(answer: bytes) -> Iterator[str]:
                 if not connection.recv(65536):
                     return  # the end of the test
                 connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    pass  # closing on a body that was not read would reset the connection, and lose the answer
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=serve)

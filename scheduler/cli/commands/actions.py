@@ -59,23 +59,25 @@ def _failure(action: Any) -> CliError:
 
 
 def _wait(context: Context, action: Any) -> Any:
-    progress, away, look = _Progress(context), 0.0, QUIET_S
+    progress, look = _Progress(context), QUIET_S
+    away_since: float | None = None  # measured, not counted in tries: a daemon that hangs takes long for each
     pause = threading.Event()  # never set
     try:
         while action["state"] == "running":
+            asked_at = context.clock.monotonic()
             try:
                 seen = context.daemon.get(f"/actions/{action['id']}?wait={look:g}", ACTION, wait_s=look)
                 if seen["created_at"] != action["created_at"]:  # a new daemon gave the number to another action
                     raise CliError(NOT_FOUND, "")
-                action, away, look = seen, 0.0, LOOK_S
+                action, away_since, look = seen, None, LOOK_S
                 if action["state"] == "running":
                     progress.show(waiting_line(action))
             except DaemonUnreachable as error:
-                if away >= PATIENCE_S:
+                away_since = asked_at if away_since is None else away_since
+                if context.clock.monotonic() - away_since >= PATIENCE_S:
                     raise
                 progress.show(f"{action['verb']} {clean(action['model'])}: daemon unreachable, trying again ({clean(error.message)})")
                 pause.wait(LOOK_S)
-                away += LOOK_S
             except CliError as error:
                 raise _forgotten(action, error) from None
     except KeyboardInterrupt:
