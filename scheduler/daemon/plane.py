@@ -25,6 +25,7 @@ from scheduler.daemon.actions import ActionBook
 from scheduler.daemon.logfiles import read_piece
 from scheduler.daemon.news import News
 from scheduler.daemon.prometheus import Exposition
+from scheduler.daemon.serving import can_serve
 from scheduler.daemon.status import StatusBuilder
 from scheduler.domain.claims import Footprint
 from scheduler.domain.errors import NotFound
@@ -159,7 +160,7 @@ class DaemonPlane:
         now = self._kernel.parts.clock.monotonic()
         alive = now - max(self._kernel.loop.turned_at_s, self._state.now_s) < STUCK_S
         degraded = self._status.degraded()
-        return Ready(ready=alive and bool(self._state.devices or not self._state.models), alive=alive, degraded=degraded)
+        return Ready(ready=alive and can_serve(self._state), alive=alive, degraded=degraded)
 
     async def version(self) -> VersionInfo:
         """Who answers."""

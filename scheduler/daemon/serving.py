@@ -1,0 +1,40 @@
+"""Whether chat can be served: what /readyz says."""
+
+from scheduler.domain.ids import DeviceId, instance_id
+from scheduler.domain.instance import Instance, Phase
+from scheduler.domain.model import ModelSpec
+from scheduler.orchestrator.state import State
+from scheduler.orchestrator.view import target
+from scheduler.planner.feasible import most_bytes
+
+#: A request is answered from here, or soon is, whatever the devices and the store do.
+_UP = frozenset({Phase.AWAKE, Phase.LAUNCHING, Phase.WAKING})
+
+
+def can_serve(state: State) -> bool:
+    """Whether a request for some model would be answered: it is awake, or could be brought there. True without models."""
+    fresh = {device for device in state.devices if state.fresh_sample(device) is not None}
+    return not state.models or any(_serves(state, spec, fresh) for spec in state.models.values())
+
+
+def _serves(state: State, spec: ModelSpec, fresh: set[DeviceId]) -> bool:
+    iid = instance_id(spec.name)
+    instance = state.instances.get(iid) or Instance(id=iid)
+    if not spec.enabled:
+        return False
+    if instance.phase in _UP:
+        return True
+    # Every start and wake is written down first, and nothing grows on a device that is not measured.
+    return state.store_ok and bool(fresh) and not _given_up(state, instance) and _has_a_seat(state, spec, fresh)
+
+
+def _given_up(state: State, instance: Instance) -> bool:
+    """Failed for good, and not yet due for the try that a request gets now and then."""
+    due = state.facts_of(instance.model).half_open_at_s
+    return instance.phase is Phase.FAILED and due is not None and state.now_s < due
+
+
+def _has_a_seat(state: State, spec: ModelSpec, fresh: set[DeviceId]) -> bool:
+    """Whether it would fit somewhere measured, with everything else of ours away: those others can be made to leave."""
+    wanted = target(state, spec.name)
+    return any(fresh.issuperset(seat) and all(wanted.need_bytes <= most_bytes(state.devices[d]) for d in seat) for seat in wanted.sets)
