@@ -80,15 +80,17 @@ class Kernel:
         for source in parts.sources:
             for info in await source.inventory():
                 state.devices[info.id] = info
+        registry = await self.registry_event(models)
         await parts.writer.submit(next_epoch, "epoch")
         await parts.writer.submit(lambda conn: close_moves(conn, parts.clock.wall()), "moves")
         rows = await parts.writer.submit(load_rows, "load")
         state.now_s, state.wall = parts.clock.monotonic(), parts.clock.wall()
         alive = seed(state, rows, parts.launcher.boot_id)
-        self.loop.step(await self.registry_event(models))
-        effects = restart(state, alive, self.applier) + self._retry_changed(changed)
+        # First of all the rows become unknown: their deadlines are the last daemon's and decide nothing any more.
+        self._apply(restart(state, alive, self.applier))
+        self.loop.step(registry)
+        self._apply(self._retry_changed(changed))
         await self.sampler.once()
-        self._apply(effects)
         self._scope.spawn(self.loop.run(), "control")
         self._scope.spawn(self.sampler.run(), "sampler")
         self._scope.spawn(self._flush_usage(), "usage")

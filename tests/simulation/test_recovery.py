@@ -1,0 +1,76 @@
+"""A new daemon looks before it acts: what the last one knew, and when, decides nothing about an engine's life."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.instance import Phase
+from scheduler.domain.units import GIB
+from scheduler.simulator.virtual_time import run_virtual
+from tests.support.behaviour import Behaviour
+from tests.support.sim import Sim, spec
+from tests.support.world import World, device
+
+pytestmark = pytest.mark.may_block  # how long a callback takes in virtual time says nothing
+BIG = Behaviour(awake_bytes=6 * GIB)
+SLOW = Behaviour(awake_bytes=6 * GIB, start_s=10.0)
+
+
+async def booted(folder: Path, behaviour: Behaviour, **model: object) -> Sim:
+    sim = Sim(World([device("gpu0", 10)], {"a": behaviour}), folder, [spec("a", **model)])
+    await sim.start()
+    return sim
+
+
+@pytest.mark.parametrize("away_s", [1.0, 60.0, 3600.0])
+def test_a_row_left_unknown_is_probed_however_long_the_daemon_was_away(tmp_path: Path, away_s: float) -> None:
+    """It crashed before the probe of its predecessor's engine was answered."""
+
+    async def main() -> None:
+        sim = await booted(tmp_path, BIG)
+        assert await sim.chat("a") == "ok"
+        await sim.crash()
+        await sim.start()
+        while sim.phase("a") is not Phase.UNKNOWN or sim.writer._queue:
+            await asyncio.sleep(0)
+        await sim.crash()
+        await asyncio.sleep(away_s)
+        await sim.start()
+        await sim.until(lambda: sim.phase("a") is Phase.AWAKE, within_s=30)
+        assert not sim.world.happened("killed")
+        assert len(sim.world.happened("started", "a")) == 1
+
+    run_virtual(main())
+
+
+def test_a_start_that_ended_well_while_the_daemon_was_away_is_adopted(tmp_path: Path) -> None:
+    """Its time is over, but it was ready long before that."""
+
+    async def main() -> None:
+        sim = await booted(tmp_path, SLOW, start_timeout_s=60.0)
+        sim.ask("wake", "a")
+        await sim.until(lambda: sim.phase("a") is Phase.LAUNCHING)
+        await asyncio.sleep(5)
+        await sim.crash()
+        await asyncio.sleep(120)
+        await sim.start()
+        await sim.until(lambda: sim.phase("a") is Phase.AWAKE, within_s=30)
+        assert len(sim.world.happened("started", "a")) == 1
+
+    run_virtual(main())
+
+
+def test_a_start_that_is_still_not_ready_after_its_time_is_given_up_after_one_look(tmp_path: Path) -> None:
+    async def main() -> None:
+        sim = await booted(tmp_path, Behaviour(awake_bytes=6 * GIB, start_s=1000.0), start_timeout_s=60.0)
+        sim.ask("wake", "a")
+        await sim.until(lambda: sim.phase("a") is Phase.LAUNCHING)
+        await asyncio.sleep(5)
+        await sim.crash()
+        await asyncio.sleep(120)
+        await sim.start()
+        await sim.until(lambda: not sim.world.engines("a"), within_s=60)
+        assert sim.instance("a").failures.launch == 1
+
+    run_virtual(main())
