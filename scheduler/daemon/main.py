@@ -19,6 +19,7 @@ from scheduler.config.problems import ConfigInvalid
 from scheduler.config.settings import Loaded
 from scheduler.daemon.clock import SystemClock
 from scheduler.daemon.engine_facts import engine_facts
+from scheduler.daemon.limits import raise_open_files
 from scheduler.daemon.server import DRAIN_S, Server
 from scheduler.domain.errors import HotseatError, Invalid
 from scheduler.domain.units import gib
@@ -52,6 +53,7 @@ def serve(args: argparse.Namespace) -> int:
             log_file = RotatingFileHandler(state_dir / "daemon.log", maxBytes=logs.size_bytes, backupCount=logs.keep, encoding="utf-8")
             log_file.setFormatter(logging.getLogger().handlers[0].formatter)
             logging.getLogger().addHandler(log_file)
+            raise_open_files()
             return asyncio.run(_run(loaded))
     except HotseatError as error:
         _explain(error)

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 from scheduler.domain.device import DeviceSample
-from scheduler.domain.errors import HotseatError
 from scheduler.domain.ids import DeviceId, Holder, InstanceId, holder_of
 from scheduler.domain.instance import GROWING_PHASES, SHRINKING_PHASES
 from scheduler.orchestrator.events import Happening, Sampled
@@ -13,6 +13,7 @@ from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.supervisor import Supervisor
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 #: Seconds between samples while bytes are moving.
@@ -28,7 +29,7 @@ class Sampler:
         self._supervisors = supervisors
         self._post = post
         self._poked = asyncio.Event()
-        self._complained = False
+        self._failing: set[str] = set()
 
     def poke(self) -> None:
         """Measure at once."""
@@ -48,19 +49,28 @@ class Sampler:
             await asyncio.sleep(FAST_S / 5)  # bytes need a moment; and never a busy loop of measurements
 
     async def once(self) -> None:
-        """One round over all families."""
-        groups = await self._groups()
+        """One round over all families. Whatever fails, the next round comes."""
+        groups = await self._try("processes", self._groups())
+        if groups is None:
+            return  # without them every byte would count as somebody else's
         samples: list[DeviceSample] = []
         for source in self._parts.sources:
-            try:
-                samples += await source.sample(groups)
-            except HotseatError as error:
-                if not self._complained:
-                    log.error("devices of kind %s cannot be measured: %s", source.kind, error)
-                self._complained = True
-            else:
-                self._complained = False
+            samples += await self._try(f"devices of kind {source.kind}", source.sample(groups)) or ()
         self._post(Sampled(at_s=self._parts.clock.monotonic(), samples=tuple(samples)))
+
+    async def _try(self, what: str, look: Awaitable[T]) -> T | None:
+        """The result; None when it failed, which is logged when it begins and when it ends."""
+        try:
+            found = await look
+        except Exception as error:  # noqa: BLE001 - out of descriptors, for example: it may work in the next round
+            if what not in self._failing:
+                log.error("%s cannot be measured: %s: %s", what, type(error).__name__, error)
+            self._failing.add(what)
+            return None
+        if what in self._failing:
+            log.info("%s can be measured again", what)
+            self._failing.discard(what)
+        return found
 
     async def _groups(self) -> dict[DeviceId, dict[Holder, frozenset[int]]]:
         """Process ids per device and holder; every holder with a claim is asked for, with or without processes."""

@@ -103,13 +103,14 @@ def available_bytes(meminfo: Path) -> int | None:
 
 
 def check_limits(limits: Mapping[str, int] | None = None) -> list[Finding]:
-    """Open files, processes, address space. ``limits``: soft limits by name, -1 = none; default: this process's."""
+    """Open files, processes, address space. ``limits`` by name, -1 = none; default: this process's soft ones, and the
+    hard one on open files, to which the daemon raises its own."""
     found = _limits() if limits is None else limits
     findings = []
     files, processes, space = found["nofile"], found["nproc"], found["as"]
     if 0 <= files < LEAST_FILES:
         text = f"{files} open files allowed; each held or running request needs two"
-        findings.append(warn("limits", text, f"ulimit -n {LEAST_FILES * 4}, or LimitNOFILE= in the unit"))
+        findings.append(warn("limits", text, f"ulimit -Hn {LEAST_FILES * 4}, or LimitNOFILE= in the unit"))
     if 0 <= processes < LEAST_PROCESSES:
         findings.append(warn("limits", f"{processes} processes and threads allowed", "ulimit -u 4096, or LimitNPROC= in the unit"))
     if space >= 0:
@@ -120,4 +121,5 @@ def check_limits(limits: Mapping[str, int] | None = None) -> list[Finding]:
 
 def _limits() -> dict[str, int]:
     kinds = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "as": resource.RLIMIT_AS}
-    return {name: -1 if (soft := resource.getrlimit(kind)[0]) == resource.RLIM_INFINITY else soft for name, kind in kinds.items()}
+    found = {name: resource.getrlimit(kind)[name == "nofile"] for name, kind in kinds.items()}
+    return {name: -1 if limit == resource.RLIM_INFINITY else limit for name, limit in found.items()}
