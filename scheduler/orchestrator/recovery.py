@@ -129,9 +129,9 @@ def _resume(ctx: Context, instance: Instance, record: LaunchRecord) -> None:
 async def reap(state: State, parts: Parts) -> list[str]:
     """Kill what carries our token and belongs to no row (an orphan of a crash); returns a line for each."""
     told = []
-    known = {f"{parts.state_uuid}:{i.launch}" for i in state.with_process()}
     for owned in await parts.launcher.owned(parts.state_uuid):
-        if owned.token in known:
+        # Asked anew for each: while the scan and the kills took their time, this daemon has begun to launch.
+        if owned.token in {f"{parts.state_uuid}:{i.launch}" for i in state.with_process()}:
             continue
         await parts.launcher.terminate(owned.handle, kill=True)
         told.append(f"ended orphan process {owned.handle.pid} of launch {owned.token.rpartition(':')[2]}: no model is seated there")
