@@ -39,3 +39,5 @@ class SelfCheck:
             self._watch.observe(event, state)
         except InvariantViolated as error:
             log.error("invariant violated: %s", error.message, extra={"event": type(event).__name__})
+        except Exception:
+            log.exception("the check itself failed after %s", type(event).__name__)

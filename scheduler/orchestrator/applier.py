@@ -6,6 +6,7 @@ never wait; a failed commit refuses the intents of its pass and degrades the sto
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -34,6 +35,8 @@ from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.supervisor import Supervisor, reason_of
 from scheduler.ports.engine import LaunchPlan
+
+log = logging.getLogger(__name__)
 
 
 class Desk(Protocol):
@@ -91,12 +94,21 @@ class Applier:
         await self._backlog.close()
 
     def apply(self, effects: list[Effect]) -> None:
-        """Carry out the effects of one pass, in order; never blocks."""
+        """Carry out the effects of one pass, in order; never blocks.
+
+        One that fails keeps the others from nothing; the first failure is raised once they are on their way.
+        """
         rows = Pass()
+        failures: list[Exception] = []
         for effect in effects:
-            self._sort(effect, rows)
+            try:
+                self._sort(effect, rows)
+            except Exception as error:  # noqa: BLE001 - raised below
+                failures.append(error)
         if rows.rows or rows.engine:
             self._submit(rows)
+        if failures:
+            raise failures[0]
 
     def _sort(self, effect: Effect, rows: Pass) -> None:
         match effect:
@@ -131,7 +143,9 @@ class Applier:
         spec = self._state.models[model_of(effect.instance)]
         try:
             record, environment = self._record(effect)
-        except HotseatError as error:
+        except Exception as error:
+            if not isinstance(error, HotseatError):  # out of descriptors, for example
+                log.exception("the start of %s could not be prepared", spec.name)
             reason = reason_of(error)
             record = self._record_of_nothing(effect)
             rows.records.append(record)

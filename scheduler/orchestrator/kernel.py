@@ -69,7 +69,11 @@ class Kernel:
         self.loop.post(event)
 
     def _apply(self, effects: list[Effect]) -> None:
-        self.hooks.effects(effects)
+        try:
+            self.hooks.effects(effects)
+        except Exception as error:  # who only listens keeps nothing from being done
+            log.exception("a listener failed")
+            self.hooks.broken(error)
         self.applier.apply(effects)
 
     async def start(self, models: Mapping[ModelName, ModelSpec], host_limit_bytes: int = 0) -> None:

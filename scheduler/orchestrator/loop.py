@@ -63,11 +63,21 @@ class ControlLoop:
         self.turned_at_s = self._clock.monotonic()
 
     def step(self, event: Happening) -> None:
-        """One event, now."""
+        """One event, now. A bug must not make the daemon deaf: the next event looks at everything again."""
         try:
-            self._apply(reduce(self.state, event, self._clock.wall()))
-        except Exception as error:  # a bug must not make the daemon deaf: the next event looks at everything again
-            log.exception("event %s was not carried through", type(event).__name__)
-            self._broken(error)
+            effects = reduce(self.state, event, self._clock.wall())
+        except Exception as error:  # noqa: BLE001 - logged there
+            self._failed(event, "reduce", error)
             return
-        self._observe(event, self.state)
+        try:
+            self._apply(effects)
+        except Exception as error:  # noqa: BLE001 - logged there
+            self._failed(event, "apply", error)
+        try:
+            self._observe(event, self.state)
+        except Exception as error:  # noqa: BLE001 - logged there
+            self._failed(event, "observe", error)
+
+    def _failed(self, event: Happening, step: str, error: Exception) -> None:
+        log.error("event %s was not carried through (%s): %s", type(event).__name__, step, error, exc_info=error)
+        self._broken(error)

@@ -423,8 +423,10 @@ class Supervisor:
         self._post(EngineIdle(at_s=self._now(), instance=self.instance, launch=launch))
 
 
-def reason_of(error: HotseatError, fallback: Code = Code.CRASHED) -> Reason:
-    """An error as a reason: its code where there is such a reason."""
+def reason_of(error: Exception, fallback: Code = Code.CRASHED) -> Reason:
+    """An error as a reason: its code where there is such a reason, in its own words when nobody expected it."""
+    if not isinstance(error, HotseatError):
+        return Reason(fallback, f"{type(error).__name__}: {error}", "look at `hotseat logs` (without a model) for what the daemon lacks")
     try:
         code = Code(error.code)
     except ValueError:

@@ -1,14 +1,18 @@
 """Calls of the shell that fail with something nobody expected: each costs time, none ends a task that must not end."""
 
+import asyncio
 import errno
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from scheduler.domain.ids import InstanceId
 from scheduler.domain.units import GIB
+from scheduler.ports.launcher import Owned
 from scheduler.simulator.virtual_time import run_virtual
+from scheduler.store.instances import recent_launches
 from tests.support.behaviour import Behaviour
 from tests.support.sim import Sim, spec
 from tests.support.world import World, device
@@ -66,5 +70,67 @@ def test_failed_measurements_do_not_end_measuring(
         fails = Fails(monkeypatch, owner, method, times)
         await sim.until(lambda: fails.failed == times)
         assert await sim.chat("b", wait_s=300.0) == "ok"
+
+    play(tmp_path, script)
+
+
+def test_a_start_that_cannot_be_prepared_is_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choosing a port opens a socket."""
+
+    async def script(sim: Sim) -> None:
+        fails = Fails(monkeypatch, WorldLauncher, "free_port")
+        assert await sim.chat("a", wait_s=600.0) == "ok"
+        assert fails.failed == 1
+        found = await sim.database.read(lambda conn: recent_launches(conn, InstanceId("a#0"), 10))
+        assert [end.result if end else "running" for _, end in found] == ["ready", "failed"]
+
+    play(tmp_path, script)
+
+
+def test_an_effect_that_fails_keeps_its_pass_from_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener of the event feed fails: the move that it was told of is written and carried out."""
+    broken: list[Exception] = []
+
+    async def script(sim: Sim) -> None:
+        monkeypatch.setattr(sim.kernel.loop, "_broken", broken.append)
+        fails = Fails(monkeypatch, type(sim.kernel.desk), "told")
+        assert await sim.chat("a", wait_s=60.0) == "ok"
+        assert (fails.failed, len(broken)) == (1, 1)
+
+    play(tmp_path, script)
+
+
+def test_reaping_at_start_spares_what_this_daemon_has_just_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client was waiting at the socket: its model is launched while the processes are still being listed."""
+    real = WorldLauncher.owned
+
+    async def owned(self: WorldLauncher, state_uuid: str) -> Sequence[Owned]:
+        await asyncio.sleep(0.05)
+        return await real(self, state_uuid)
+
+    monkeypatch.setattr(WorldLauncher, "owned", owned)
+
+    async def script(sim: Sim) -> None:
+        await asyncio.sleep(0.01)
+        assert await sim.chat("a") == "ok"
+        assert [tell.message for tell in sim.told if tell.kind == "orphan"] == []
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("listener", ["observe", "effects"])
+def test_a_listener_that_fails_does_not_end_the_control_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: str) -> None:
+    broken: list[Exception] = []
+
+    def fail(*_args: object) -> None:
+        raise KeyError(listener)
+
+    async def script(sim: Sim) -> None:
+        monkeypatch.setattr(sim.kernel.hooks, "broken", broken.append)
+        monkeypatch.setattr(sim.kernel.loop, "_broken", broken.append)
+        monkeypatch.setattr(sim.kernel.hooks, "effects", fail if listener == "effects" else lambda _effects: None)
+        monkeypatch.setattr(sim.kernel.loop, "_observe", fail if listener == "observe" else lambda _event, _state: None)
+        assert await sim.chat("a", wait_s=60.0) == "ok"
+        assert {type(error) for error in broken} == {KeyError}
 
     play(tmp_path, script)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -289,3 +290,13 @@ def test_a_daemon_at_debug_level_logs_what_it_finds_and_goes_on(level: str, capl
     errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert len(errors) == (level == "debug")
     assert all("invariant violated: I1: a#0 grows" in error for error in errors)
+
+
+def test_a_check_that_fails_by_itself_does_not_end_the_daemon(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "scheduler.daemon.self_check")
+    world = state()
+    mine = SelfCheck()
+    mine.begin(world)
+    world.instances[A] = cast(Instance, None)
+    mine.observe(Tick(at_s=10.0), world)
+    assert "the check itself failed after Tick" in caplog.text
