@@ -83,7 +83,7 @@ class Applier:
         """The supervisor of an instance, made when first asked for."""
         found = self.supervisors.get(instance)
         if found is None:
-            found = self.supervisors[instance] = Supervisor(instance, self._parts, self._post)
+            found = self.supervisors[instance] = Supervisor(instance, self._parts, self._post, self._backlog.trouble)
         return found
 
     async def close(self) -> None:

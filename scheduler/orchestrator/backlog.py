@@ -146,7 +146,7 @@ class Backlog:
         try:
             await self._save([row for p in passes for row in p.rows], [record for p in passes for record in p.records], "catch-up")
         except Exception as error:
-            if not _is_fault_of_row(error):
+            if not is_fault_of_row(error):
                 raise
             # For example a row that was written after all, and only its confirmation was lost.
             log.warning("catching up row by row: %s", error)
@@ -166,12 +166,12 @@ class Backlog:
         try:
             await self._save(rows, records, "catch-up")
         except Exception as error:
-            if not _is_fault_of_row(error):
+            if not is_fault_of_row(error):
                 raise
             log.warning("row dropped (%s): %s", _label(rows[0]) if rows else "launch record", error)
 
 
-def _is_fault_of_row(error: Exception) -> bool:
+def is_fault_of_row(error: Exception) -> bool:
     """Whether this row is refused however often it is tried, as opposed to a store that takes none now."""
     if isinstance(error, HotseatError):
         return error.code == "store_error" or (isinstance(error, Conflict | NotFound) and error.code != "store_closed")

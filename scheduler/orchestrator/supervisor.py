@@ -10,6 +10,7 @@ from scheduler.domain.ids import InstanceId, LaunchId
 from scheduler.domain.launch import LaunchRecord
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code, Reason
+from scheduler.orchestrator.backlog import RETRY_STORE_S, is_fault_of_row
 from scheduler.orchestrator.effects import CheckNow, EngineEffect, Find, Launch, Sleep, Stop, Wake, WatchIdle
 from scheduler.orchestrator.events import (
     EngineExited,
@@ -54,10 +55,17 @@ class Progress:
 class Supervisor:
     """Owns one instance's process handle and everything that talks to its engine."""
 
-    def __init__(self, instance: InstanceId, parts: Parts, post: Callable[[Happening], None]) -> None:
+    def __init__(
+        self,
+        instance: InstanceId,
+        parts: Parts,
+        post: Callable[[Happening], None],
+        store_failed: Callable[[Exception], None] = lambda _error: None,
+    ) -> None:
         self.instance = instance
         self._parts = parts
         self._post = post
+        self._store_failed = store_failed
         self._scope = TaskScope(f"supervisor:{instance}")
         self._doing: asyncio.Task[Any] | None = None
         self._watch: asyncio.Task[Any] | None = None
@@ -191,9 +199,7 @@ class Supervisor:
         handle = gate.handle
         self.handle = handle
         try:
-            await self._parts.writer.submit(
-                lambda conn: set_launch_process(conn, record.id, handle.boot_id, handle.pid, handle.start_ticks), "process"
-            )
+            await self._commit_process(record.id, handle)
             self._watch = self._scope.spawn(self._watch_leader(record.id, handle), "watch")
             self._parts.boundary(f"release:{record.instance}")
             await gate.release()
@@ -201,6 +207,27 @@ class Supervisor:
         except BaseException:
             await gate.abandon()
             raise
+
+    async def _commit_process(self, launch: LaunchId, handle: ProcessHandle) -> None:
+        """A store that takes no rows is no fault of the engine: the child waits at its gate, where it holds next to nothing.
+
+        A stop ends the wait, and so does the deadline of the start.
+        """
+        told = False
+        while True:
+            try:
+                await self._parts.writer.submit(
+                    lambda conn: set_launch_process(conn, launch, handle.boot_id, handle.pid, handle.start_ticks), "process"
+                )
+            except Exception as error:
+                if is_fault_of_row(error):
+                    raise
+                if not told:
+                    self._store_failed(error)
+                told = True
+                await asyncio.sleep(RETRY_STORE_S)
+            else:
+                return
 
     async def _spawn(self, request: SpawnRequest) -> Gate:
         """A spawn that is cancelled half-way must not leave a child at a gate that nobody holds."""

@@ -271,3 +271,33 @@ def test_a_sleeper_is_found_again_while_the_row_of_its_wake_waits(tmp_path: Path
         assert len(sim.world.happened("started", "a")) == 1
 
     play(tmp_path, {"a": Behaviour(awake_bytes=3 * GIB)}, script)
+
+
+def test_a_process_row_that_fails_is_no_fault_of_the_engine(tmp_path: Path) -> None:
+    """The child waits at its gate until its identity is written."""
+
+    async def script(sim: Sim, disk: Disk) -> None:
+        disk.refuses_rows("process")
+        waiting = asyncio.ensure_future(sim.chat("a", wait_s=120.0))
+        await sim.until(lambda: not sim.kernel.state.store_ok)
+        await asyncio.sleep(15)
+        disk.works()
+        assert await waiting == "ok"
+        assert sim.instance("a").failures.launch == 0
+        assert len(sim.world.happened("spawned", "a")) == 1
+
+    play(tmp_path, {"a": SMALL}, script)
+
+
+def test_a_stop_ends_a_child_that_waits_for_its_row(tmp_path: Path) -> None:
+    async def script(sim: Sim, disk: Disk) -> None:
+        disk.refuses_rows("process")
+        asyncio.ensure_future(sim.chat("a", wait_s=120.0))  # noqa: RUF006 - how it ends is not asked
+        await sim.until(lambda: bool(disk.refused))
+        assert (await sim.act("stop", "a")).ok
+        assert not sim.world.engines("a")
+        disk.works()
+        await sim.until(lambda: sim.kernel.state.store_ok)
+        assert await sim.chat("a") == "ok"
+
+    play(tmp_path, {"a": SMALL}, script)
