@@ -5,6 +5,7 @@ copying or decoding them, and spends most of its time here. Engines are ours and
 strict: anything odd is a :class:`WireError`, never a guess.
 """
 
+import re
 from collections.abc import Iterable
 from enum import Enum, auto
 
@@ -13,6 +14,7 @@ Headers = list[tuple[str, str]]
 MAX_HEAD_BYTES = 64 << 10
 MAX_CHUNK_LINE_BYTES = 4 << 10
 
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # aiohttp would refuse to pass such a header on
 _BODILESS = frozenset({204, 304})
 
 
@@ -208,7 +210,7 @@ def _status_line(line: str) -> tuple[str, int]:
 
 def _field(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
-    if not colon or not name or name != name.strip() or any(sign in line for sign in "\r\n\0"):
+    if not colon or not name or name != name.strip() or _CONTROL.search(line):
         raise WireError(f"not a header field: {line[:60]!r}")
     return name, value.strip(" \t")
 

@@ -83,6 +83,7 @@ def test_a_body_without_a_length_says_so() -> None:
         b"HTTP/1.1 200 OK\r\nA: 1\r\n folded\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nA: 1\nB: 2\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nA : 1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX-Bell: \a\r\nContent-Length: 2\r\n\r\nok",
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         "HTTP/1.1 200 OK\r\nContent-Length: ２\r\n\r\n".encode(),
