@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 FLUSH_USAGE_S = 10.0
 PRUNE_S = 3600.0
 PRUNE_PAUSE_S = 1.0
+REAP_AGAIN_S = 10.0
 
 
 @dataclass(slots=True)
@@ -159,15 +160,29 @@ class Kernel:
     # --- background -------------------------------------------------------------------------------------------------
 
     async def _reap(self) -> None:
-        for line in await reap(self.state, self.parts):
-            log.warning(line)
-            self.hooks.told(Tell(kind="orphan", subject="", message=line))
-            wall = self.parts.clock.wall()
-            await self.parts.writer.submit(
-                lambda conn, text=line, at=wall: append_event(conn, at=at, kind="orphan", subject="", message=text),  # type: ignore[misc]
-                "orphan",
-            )
-        self.sampler.poke()
+        """Until it was done once without a failure; what is found ended meanwhile is not told twice."""
+        while True:
+            if await self._reaped():
+                return self.sampler.poke()
+            await asyncio.sleep(REAP_AGAIN_S)
+
+    async def _reaped(self) -> bool:
+        try:
+            async for line in reap(self.state, self.parts):
+                log.warning(line)
+                self.hooks.told(Tell(kind="orphan", subject="", message=line))
+                await self._write_orphan(line)
+        except Exception:
+            log.exception("orphans of a crash are looked for again in %.0f s", REAP_AGAIN_S)
+            return False
+        return True
+
+    async def _write_orphan(self, line: str) -> None:
+        wall = self.parts.clock.wall()
+        try:
+            await self.parts.writer.submit(lambda conn: append_event(conn, at=wall, kind="orphan", subject="", message=line), "orphan")
+        except HotseatError as error:
+            log.warning("event not written: %s", error)
 
     async def _prune(self) -> None:
         """Keep the journal and usage within their retention, a bounded piece at a time."""
@@ -176,8 +191,8 @@ class Kernel:
             try:
                 while await self.parts.writer.submit(lambda conn: prune(conn, self.parts.clock.wall()), "prune"):  # noqa: ASYNC110
                     await asyncio.sleep(PRUNE_PAUSE_S)
-            except HotseatError as error:
-                log.warning("old rows not pruned: %s", error)
+            except Exception as error:  # noqa: BLE001 - the next round comes
+                log.warning("old rows not pruned: %s: %s", type(error).__name__, error)
 
     async def _flush_usage(self) -> None:
         while True:
@@ -190,6 +205,6 @@ class Kernel:
             return
         try:
             await self.parts.writer.submit(lambda conn: add_usage(conn, rows), "usage")
-        except HotseatError as error:
-            log.warning("usage not written yet: %s", error)
+        except Exception as error:  # noqa: BLE001 - it is kept for the next round
+            log.warning("usage not written yet: %s: %s", type(error).__name__, error)
             self.desk.usage.put_back(rows)

@@ -1,9 +1,10 @@
 """After a restart: rows become phase unknown, supervisors adopt, strangers with our token are reaped."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 
+from scheduler.domain.errors import HotseatError
 from scheduler.domain.ids import InstanceId, LaunchId, ModelName
 from scheduler.domain.instance import DaemonRestarted, Instance, Phase, StopIntended, may
 from scheduler.domain.launch import LaunchRecord
@@ -126,13 +127,19 @@ def _resume(ctx: Context, instance: Instance, record: LaunchRecord) -> None:
         ctx.emit(Find(instance=instance.id, launch=launch_id(instance), seq=seq, started_before=started))
 
 
-async def reap(state: State, parts: Parts) -> list[str]:
-    """Kill what carries our token and belongs to no row (an orphan of a crash); returns a line for each."""
-    told = []
+async def reap(state: State, parts: Parts) -> AsyncIterator[str]:
+    """Kill what carries our token and belongs to no row (an orphan of a crash); gives a line for each.
+
+    One that may not be signalled keeps the others from nothing. Raises whatever the list of processes does.
+    """
     for owned in await parts.launcher.owned(parts.state_uuid):
         # Asked anew for each: while the scan and the kills took their time, this daemon has begun to launch.
         if owned.token in {f"{parts.state_uuid}:{i.launch}" for i in state.with_process()}:
             continue
-        await parts.launcher.terminate(owned.handle, kill=True)
-        told.append(f"ended orphan process {owned.handle.pid} of launch {owned.token.rpartition(':')[2]}: no model is seated there")
-    return told
+        orphan = f"orphan process {owned.handle.pid} of launch {owned.token.rpartition(':')[2]}"
+        try:
+            await parts.launcher.terminate(owned.handle, kill=True)
+        except HotseatError as error:
+            yield f"cannot end {orphan}: {error.message}"
+        else:
+            yield f"ended {orphan}: no model is seated there"

@@ -1,11 +1,12 @@
 """One supervisor per instance: the only caller of its engine. It does one thing at a time and reports what happened."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.domain.errors import HotseatError
+from scheduler.domain.errors import HotseatError, Permanent
 from scheduler.domain.ids import InstanceId, LaunchId
 from scheduler.domain.launch import LaunchRecord
 from scheduler.domain.model import ModelSpec
@@ -26,17 +27,19 @@ from scheduler.orchestrator.events import (
     StartProgressed,
     WakeErrored,
 )
+from scheduler.orchestrator.looks import Looks
 from scheduler.orchestrator.parts import Parts
 from scheduler.ports.engine import Answer, CanSleep, CountsRequests, Endpoint, Engine, Probe
-from scheduler.ports.launcher import Gate, ProcessHandle, SpawnRequest
+from scheduler.ports.launcher import ExitInfo, Gate, ProcessHandle, SpawnRequest
 from scheduler.store.instances import set_launch_process
 from scheduler.telemetry.tasks import TaskScope
+
+log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 2.0
 READY_POLL_S = 0.1
 READY_POLL_MOST_S = 0.5
 PROGRESS_EVERY_S = 5.0
-GROUP_POLL_S = 0.05
 HEALTH_EVERY_S = 5.0
 REFUSALS = 2  # refused looks in a row before an engine whose process lives counts as lost
 IDLE_POLL_S = 1.0
@@ -75,6 +78,7 @@ class Supervisor:
         self.handle: ProcessHandle | None = None
         self._engine: Engine | None = None
         self._exit_told = False
+        self._looks = Looks(instance, parts.launcher)
         self._ended = False  # a stop of the present launch was asked for: nothing else is done with it
 
     # --- entry ------------------------------------------------------------------------------------------------------
@@ -145,7 +149,7 @@ class Supervisor:
     def _sleeper(self) -> CanSleep:
         engine: object = self._engine
         if not isinstance(engine, CanSleep):
-            raise AssertionError(f"{self.instance}: its engine cannot sleep, yet it was asked to")
+            raise Permanent(f"{self.instance}: its engine cannot sleep, yet it was asked to")
         return engine
 
     def _now(self) -> float:
@@ -179,7 +183,9 @@ class Supervisor:
         try:
             await engine.preflight(self._spec)
             await self._exec(record)
-        except HotseatError as error:
+        except Exception as error:
+            if not isinstance(error, HotseatError):
+                log.exception("%s: its start failed", self.instance)
             self._tell_exit(effect.launch, reason_of(error))
             return
         self._health_off()
@@ -231,7 +237,7 @@ class Supervisor:
 
     async def _spawn(self, request: SpawnRequest) -> Gate:
         """A spawn that is cancelled half-way must not leave a child at a gate that nobody holds."""
-        spawning = self._scope.spawn(self._parts.launcher.spawn(request), "spawn", expected=(HotseatError,))
+        spawning = self._scope.spawn(self._parts.launcher.spawn(request), "spawn", expected=(Exception,))
         try:
             return await asyncio.shield(spawning)
         except asyncio.CancelledError:
@@ -245,20 +251,26 @@ class Supervisor:
     async def _until_ready(self, launch: LaunchId, record: LaunchRecord) -> None:
         pause, progress = READY_POLL_S, Progress()
         while True:
-            found = await self._probe()
-            if await self._has_progressed(progress, record):
-                self._post(StartProgressed(at_s=self._now(), instance=self.instance, launch=launch))
-            theirs = found.answer is not Answer.REFUSED and await self._port_is_not_ours(record.port)
-            # An engine that ended between its answer and the look at its port listens nowhere; a stranger still answers.
-            if theirs and (await self._probe()).answer is not Answer.REFUSED:
-                self._tell_exit(launch, _stranger(record.port))
-                return
-            if not theirs and found.answer in (Answer.READY, Answer.ASLEEP):
-                self._post(EngineReady(at_s=self._now(), instance=self.instance, launch=launch, version=found.version))
-                self._health_on(launch)
+            if await self._looks.attempt(self._is_decided(launch, record, progress)):
                 return
             await asyncio.sleep(pause)
             pause = min(READY_POLL_MOST_S, pause * 1.3)
+
+    async def _is_decided(self, launch: LaunchId, record: LaunchRecord, progress: "Progress") -> bool:
+        """One look at a start; True once it was reported as ready or as failed."""
+        found = await self._probe()
+        if await self._has_progressed(progress, record):
+            self._post(StartProgressed(at_s=self._now(), instance=self.instance, launch=launch))
+        theirs = found.answer is not Answer.REFUSED and await self._port_is_not_ours(record.port)
+        # An engine that ended between its answer and the look at its port listens nowhere; a stranger still answers.
+        if theirs and (await self._probe()).answer is not Answer.REFUSED:
+            self._tell_exit(launch, _stranger(record.port))
+            return True
+        if not theirs and found.answer in (Answer.READY, Answer.ASLEEP):
+            self._post(EngineReady(at_s=self._now(), instance=self.instance, launch=launch, version=found.version))
+            self._health_on(launch)
+            return True
+        return False
 
     async def _has_progressed(self, progress: "Progress", record: LaunchRecord) -> bool:
         """Whether a start did something since the last look; looked at every few seconds only."""
@@ -276,31 +288,31 @@ class Supervisor:
 
     async def _sleep(self, effect: Sleep) -> None:
         self._health_off()
-        engine = self._sleeper()
         self._parts.boundary(f"sleep:{self.instance}")
         try:
+            engine = self._sleeper()
             level = await asyncio.wait_for(engine.sleep(self.endpoint(), effect.level, effect.timeout_s), effect.timeout_s + 1.0)
-        except HotseatError as error:
+        except TimeoutError:
+            return  # the reducer's own deadline sees to it
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is told to whoever decides
             self._post(
                 SleepErrored(at_s=self._now(), instance=self.instance, launch=effect.launch, reason=reason_of(error, Code.SLEEP_FAILED))
             )
             return
-        except TimeoutError:
-            return  # the reducer's own deadline sees to it
         self._parts.boundary(f"slept:{self.instance}")
         self._post(SleepReturned(at_s=self._now(), instance=self.instance, launch=effect.launch, level=level))
 
     async def _wake(self, effect: Wake) -> None:
-        engine = self._sleeper()
         self._parts.boundary(f"wake:{self.instance}")
         try:
+            engine = self._sleeper()
             await asyncio.wait_for(engine.wake(self.endpoint(), effect.level, effect.timeout_s), effect.timeout_s + 1.0)
-        except HotseatError as error:
+        except TimeoutError:
+            return
+        except Exception as error:  # noqa: BLE001 - as above
             self._post(
                 WakeErrored(at_s=self._now(), instance=self.instance, launch=effect.launch, reason=reason_of(error, Code.WAKE_FAILED))
             )
-            return
-        except TimeoutError:
             return
         self._parts.boundary(f"woken:{self.instance}")
         self._post(EngineReady(at_s=self._now(), instance=self.instance, launch=effect.launch))
@@ -312,24 +324,13 @@ class Supervisor:
         handle = self.handle
         if handle is not None:
             self._parts.boundary(f"stop:{self.instance}")
-            await self._parts.launcher.terminate(handle, kill=effect.kill)
-            await self._parts.launcher.wait_leader(handle)
-            while await self._parts.launcher.members(handle):  # noqa: ASYNC110 - nothing wakes us when a stranger's child ends
-                await asyncio.sleep(GROUP_POLL_S)
-            await self._end_strays(effect)
+            await self._looks.terminate(handle, kill=effect.kill)
+            await self._looks.leader_end(handle)
+            await self._looks.group_end(handle)
+            # What left its leader's session can be told by its token alone once the leader died unseen, between two daemons.
+            await self._looks.strays_end(self._parts.state_uuid, self._need_record().token, kill=effect.kill)
         self._parts.boundary(f"stopped:{self.instance}")
         self._post(GroupEmpty(at_s=self._now(), instance=self.instance, launch=effect.launch))
-
-    async def _end_strays(self, effect: Stop) -> None:
-        """What left its leader's session can be told by its token alone once the leader died unseen, between two daemons."""
-        told: set[ProcessHandle] = set()
-        token = self._need_record().token
-        while strays := [owned.handle for owned in await self._parts.launcher.owned(self._parts.state_uuid) if owned.token == token]:
-            for stray in strays:
-                if stray not in told:
-                    await self._parts.launcher.terminate(stray, kill=effect.kill)
-                    told.add(stray)
-            await asyncio.sleep(GROUP_POLL_S)
 
     async def _find(self, effect: Find) -> None:
         """Look until there is something to say: the exit watcher tells of a death, the reducer's deadline ends a silence."""
@@ -338,8 +339,9 @@ class Supervisor:
             return
         pause = READY_POLL_S
         while True:
-            state, found = await self._look_once(effect)
-            if state is not None:
+            looked = await self._looks.attempt(self._look_once(effect))
+            if looked is not None and looked[0] is not None:
+                state, found = looked
                 self._post(
                     Found(
                         at_s=self._now(),
@@ -383,11 +385,13 @@ class Supervisor:
         return await engine.probe(self.endpoint(), PROBE_TIMEOUT_S)
 
     async def _watch_leader(self, launch: LaunchId, handle: ProcessHandle) -> None:
-        ended = await self._parts.launcher.wait_leader(handle)
-        engine, record = self._engine, self._need_record()
-        assert engine is not None
-        reason = engine.explain_exit(ended, await self._parts.read_log(record.log_path))
+        ended = await self._looks.leader_end(handle)
+        reason = await self._looks.attempt(self._explain(ended)) or Reason(Code.CRASHED, "it ended, and its log could not be read")
         self._tell_exit(launch, reason, ended.code, ended.signal)
+
+    async def _explain(self, ended: ExitInfo) -> Reason:
+        assert self._engine is not None
+        return self._engine.explain_exit(ended, await self._parts.read_log(self._need_record().log_path))
 
     def _tell_exit(self, launch: LaunchId, reason: Reason, code: int | None = None, signal: int | None = None) -> None:
         if self._exit_told:
@@ -411,7 +415,12 @@ class Supervisor:
         refused, broken, slow = 0, False, False
         while True:
             asked = await self._wait_for_round()
-            found = await self._probe()
+            found = await self._looks.attempt(self._probe())
+            if found is None:
+                if asked:
+                    self._look.set()
+                await asyncio.sleep(READY_POLL_S)
+                continue
             refused = refused + 1 if found.answer is Answer.REFUSED else 0
             if refused >= REFUSALS:
                 self._post(EngineRefused(at_s=self._now(), instance=self.instance, launch=launch))
@@ -443,7 +452,7 @@ class Supervisor:
         else:
             zeros, blind = 0, 0
             while zeros < IDLE_READINGS and blind < IDLE_BLIND_S / IDLE_POLL_S:
-                running = await engine.running(self.endpoint(), PROBE_TIMEOUT_S)
+                running = await self._looks.attempt(engine.running(self.endpoint(), PROBE_TIMEOUT_S))
                 zeros = zeros + 1 if running == 0 else 0
                 blind = blind + 1 if running is None else 0
                 await asyncio.sleep(IDLE_POLL_S)

@@ -3,20 +3,26 @@
 import asyncio
 import errno
 import inspect
+import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from scheduler.domain.ids import InstanceId
+from scheduler.domain.instance import Phase
 from scheduler.domain.units import GIB
+from scheduler.orchestrator.kernel import PRUNE_S
+from scheduler.orchestrator.supervisor import Supervisor
 from scheduler.ports.launcher import Owned
 from scheduler.simulator.virtual_time import run_virtual
+from scheduler.store.connection import Connection
 from scheduler.store.instances import recent_launches
 from tests.support.behaviour import Behaviour
 from tests.support.sim import Sim, spec
 from tests.support.world import World, device
-from tests.support.world_ports import WorldDevices, WorldLauncher
+from tests.support.world_ports import WorldDevices, WorldEngine, WorldLauncher
 
 pytestmark = pytest.mark.may_block  # how long a callback takes in virtual time says nothing
 SMALL = Behaviour(awake_bytes=3 * GIB)
@@ -132,5 +138,88 @@ def test_a_listener_that_fails_does_not_end_the_control_task(tmp_path: Path, mon
         monkeypatch.setattr(sim.kernel.loop, "_observe", fail if listener == "observe" else lambda _event, _state: None)
         assert await sim.chat("a", wait_s=60.0) == "ok"
         assert {type(error) for error in broken} == {KeyError}
+
+    play(tmp_path, script)
+
+
+CALLS = [
+    *((WorldLauncher, name) for name in ("members", "owns_port", "activity", "terminate", "wait_leader", "owned", "spawn")),
+    *((WorldEngine, name) for name in ("preflight", "probe", "sleep", "wake", "explain_exit", "running")),
+    *((Supervisor, name) for name in ("_sleeper",)),
+]
+
+
+@pytest.mark.parametrize(("owner", "method"), CALLS, ids=[name for _, name in CALLS])
+def test_a_whole_life_with_a_call_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, times: int) -> None:
+    """Start, sleep, wake, crash of the engine, crash of the daemon, stop: it ends well each time, whatever fails in between."""
+
+    async def script(sim: Sim) -> None:
+        failed = 0
+
+        async def step(doing: Callable[[], Awaitable[object]]) -> object:
+            nonlocal failed
+            with monkeypatch.context() as patched:
+                fails = Fails(patched, owner, method, 2)  # a third start that fails would be the last
+                answer = await doing()
+                await asyncio.sleep(30)
+                failed += fails.failed
+            return answer
+
+        async def lose_engine() -> None:
+            sim.world.kill("a")
+            await sim.until(lambda: sim.phase("a") in (Phase.STOPPED, Phase.BACKOFF))
+
+        async def stop() -> None:
+            await sim.act("stop", "a")
+            await sim.until(lambda: sim.phase("a") is Phase.STOPPED)
+
+        assert await step(lambda: sim.chat("a", wait_s=900.0)) == "ok"
+        await step(lambda: sim.act("sleep", "a"))
+        assert await step(lambda: sim.chat("a", wait_s=900.0)) == "ok"
+        await step(lose_engine)
+        assert await step(lambda: sim.chat("a", wait_s=900.0)) == "ok"
+        await step(sim.restart)
+        assert await step(lambda: sim.chat("a", wait_s=900.0)) == "ok"
+        await step(stop)
+        assert not sim.world.engines("a")
+        assert failed or method in ("activity", "running")
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_orphans_are_ended_although_the_first_looks_for_them_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    async def script(sim: Sim) -> None:
+        assert await sim.chat("a") == "ok"
+        await sim.crash()
+        with closing(sqlite3.connect(tmp_path / "state.db")) as conn, conn:
+            conn.execute("DELETE FROM instances")
+        Fails(monkeypatch, WorldLauncher, "owned", times)
+        await sim.start()
+        await sim.until(lambda: not sim.world.engines("a"), within_s=120)
+        assert [tell.kind for tell in sim.told].count("orphan") == 1
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("label", ["usage", "prune"])
+def test_background_work_survives_an_error_of_any_kind(tmp_path: Path, label: str) -> None:
+    async def script(sim: Sim) -> None:
+        real, failed = sim.writer.submit, 0
+
+        def submit(work: Callable[[Connection], object], name: str) -> "asyncio.Future[object]":
+            nonlocal failed
+            if name == label and failed < 2:
+                failed += 1
+                raise OSError(errno.EIO, "Input/output error")
+            return real(work, name)
+
+        sim.writer.submit = submit  # type: ignore[method-assign,assignment]
+        assert await sim.chat("a") == "ok"
+        await asyncio.sleep(4 * PRUNE_S)
+        assert failed == 2
+        assert {task.get_name() for task in asyncio.all_tasks()} >= {"kernel/usage", "kernel/prune"}
+        rows = await sim.database.read(lambda conn: conn.exec_driver_sql("SELECT sum(requests) FROM usage_minutes").scalar())
+        assert rows == 1
 
     play(tmp_path, script)

@@ -21,6 +21,7 @@ SHELL_OF_ORCHESTRATOR = {
     "desk",
     "executor",
     "kernel",
+    "looks",
     "loop",
     "parts",
     "readiness",
