@@ -32,7 +32,8 @@ class Context:
 
     def instance(self, iid: InstanceId) -> Instance:
         """The instance, made stopped when there is none yet."""
-        return self.state.instances.setdefault(iid, Instance(id=iid, since_s=self.now_s))
+        found = self.state.instances.get(iid)
+        return found if found is not None else self.state.instances.setdefault(iid, Instance(id=iid, since_s=self.now_s))
 
     def transition(self, iid: InstanceId, event: Event, *, intent: bool = False) -> int:
         """Apply an event, journal it, and return its sequence number. ``intent`` = refused when it cannot be committed."""

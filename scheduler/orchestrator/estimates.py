@@ -11,38 +11,48 @@ MOST_RETRY_AFTER_S = 120.0
 
 def eta_seconds(state: State, hold: Hold) -> float | None:
     """Seconds until ``hold`` is expected to be granted; None when it cannot be told."""
-    instance = state.instances.get(instance_id(hold.model)) or Instance(id=instance_id(hold.model))
-    queue = _queue_seconds(state, hold, instance)
+    ahead = sum(1 for other in state.holds.of(hold.model) if other < hold.id)
+    return awake_seconds(state, hold.model) + queue_seconds(state, hold.model, ahead)
+
+
+def awake_seconds(state: State, model: ModelName) -> float:
+    """Seconds until a model is expected to be awake: the same for all who wait for it."""
+    instance = state.instances.get(instance_id(model)) or Instance(id=instance_id(model))
     if instance.phase is Phase.AWAKE:
-        return queue
-    enter = enter_seconds(state, hold.model)
+        return 0.0
+    enter = enter_seconds(state, model)
     if instance.phase in (Phase.LAUNCHING, Phase.WAKING):
         elapsed = state.now_s - instance.since_s
-        return max(0.5, enter - elapsed) + queue
+        return max(0.5, enter - elapsed)
     if instance.phase is Phase.BACKOFF and instance.retry_at_s is not None:
-        return max(0.0, instance.retry_at_s - state.now_s) + enter + queue
-    turn = state.blocked_until.get(hold.model)
+        return max(0.0, instance.retry_at_s - state.now_s) + enter
+    turn = state.blocked_until.get(model)
     if turn is not None:
-        return max(0.0, turn - state.now_s) + enter + queue
+        return max(0.0, turn - state.now_s) + enter
     move = state.move_of(instance.id)
     leaving = 0.0
     if move is not None:
         for step in move.steps[:-1]:
             leaving = max(leaving, state.facts_of(state.instances[step.instance].model).footprint.leave_seconds(step.goal.level))
-    return leaving + enter + queue
+    return leaving + enter
+
+
+def queue_seconds(state: State, model: ModelName, ahead: int) -> float:
+    """Wait behind ``ahead`` others and the model's own concurrency limit."""
+    spec = state.models.get(model)
+    if spec is None or spec.max_concurrent is None:
+        return 0.0
+    running = len(state.live_of(instance_id(model)).leases)
+    return ((ahead + running) // spec.max_concurrent) * state.facts_of(model).service_s
+
+
+def longest_seconds(state: State, model: ModelName) -> float | None:
+    """Seconds until the last who waits for a model is expected to be granted; None when nobody waits."""
+    waiting = len(state.holds.of(model))
+    return awake_seconds(state, model) + queue_seconds(state, model, waiting - 1) if waiting else None
 
 
 def retry_after(state: State, model: ModelName) -> float:
     """Seconds to tell a refused client, within [1, 120]."""
-    holds = state.holds_of(model)
-    etas = [eta for eta in (eta_seconds(state, h) for h in holds) if eta is not None]
-    return min(MOST_RETRY_AFTER_S, max(1.0, max(etas, default=5.0)))
-
-
-def _queue_seconds(state: State, hold: Hold, instance: Instance) -> float:
-    """Wait behind the model's own concurrency limit."""
-    spec = state.models.get(hold.model)
-    if spec is None or spec.max_concurrent is None:
-        return 0.0
-    ahead = sum(1 for h in state.holds_of(hold.model) if h.id < hold.id) + len(state.live_of(instance.id).leases)
-    return (ahead // spec.max_concurrent) * state.facts_of(hold.model).service_s
+    longest = longest_seconds(state, model)
+    return min(MOST_RETRY_AFTER_S, max(1.0, longest if longest is not None else 5.0))

@@ -4,6 +4,7 @@
 5 can never fit: 507 at once.  6 placement and victims together, proven sufficient: open a move.  7 else hold, with a reason.
 """
 
+from bisect import bisect_left
 from dataclasses import replace
 
 from scheduler.domain.errors import HotseatError, InvariantViolated, NotFound, Permanent, Temporary
@@ -15,13 +16,15 @@ from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator import moves
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import FinishAction, GrantLease
-from scheduler.orchestrator.estimates import eta_seconds, retry_after
+from scheduler.orchestrator.estimates import awake_seconds, longest_seconds, queue_seconds, retry_after
 from scheduler.orchestrator.events import LeaseRequested
-from scheduler.orchestrator.view import enter_seconds, lost_devices, picture, target
+from scheduler.orchestrator.standstill import Standstill
+from scheduler.orchestrator.state import Live
+from scheduler.orchestrator.view import Scene, enter_seconds, lost_devices, picture, target
 from scheduler.planner.check import verify
-from scheduler.planner.evict import Fits, Never, evict
+from scheduler.planner.evict import Fits, Never, NotNow, evict
 from scheduler.planner.greedy import PlannerInput, place
-from scheduler.planner.turns import order_holds, order_models
+from scheduler.planner.turns import order_demands, order_holds
 
 #: Phases in which a model is on its way, or will be decided about shortly: a request joins it.
 _COMING = frozenset({Phase.LAUNCHING, Phase.WAKING, Phase.UNKNOWN})
@@ -37,7 +40,7 @@ def on_requested(ctx: Context, event: LeaseRequested) -> None:
         ctx.refuse(hold.id, NotFound(f"no model named {hold.model!r}", code="model_not_found", fix="see `hotseat models ls`"))
     elif not spec.enabled and hold.action is None:
         ctx.refuse(hold.id, _disabled(hold.model))
-    elif hold.action is None and len(state.holds_of(hold.model)) > spec.max_queued:
+    elif hold.action is None and len(state.holds.of(hold.model)) > spec.max_queued:
         wait = retry_after(state, hold.model)
         text = f"{spec.max_queued} requests already wait for {hold.model}"
         ctx.refuse(hold.id, Temporary(text, code="queue_full", retry_after_s=wait, fix="retry later, or raise max_queued"))
@@ -45,16 +48,28 @@ def on_requested(ctx: Context, event: LeaseRequested) -> None:
 
 def grant(ctx: Context) -> None:
     """Step 3: leases for everybody whose model is awake and not gated."""
-    for model in {h.model: None for h in ctx.state.holds.values()}:
+    for model in list(ctx.state.holds.models()):
         instance = ctx.state.instances.get(instance_id(model))
         if instance is None or instance.phase is not Phase.AWAKE or model not in ctx.state.models:
             continue
         live = ctx.state.live_of(instance.id)
         if live.slow or live.refused or (ctx.state.move_of(instance.id) is not None and _is_leaving(ctx, instance)):
             continue
+        if _is_full(ctx, instance) and not ctx.state.demand(model).by_operator:
+            ctx.state.hold_reasons[model] = _full(live, model)
+            continue
         for hold in order_holds(ctx.state.holds_of(model), live.fairness):
             if not _grant_one(ctx, instance, hold):
                 break
+
+
+def _is_full(ctx: Context, instance: Instance) -> bool:
+    spec = ctx.state.models.get(instance.model)
+    return spec is not None and spec.max_concurrent is not None and len(ctx.state.live_of(instance.id).leases) >= spec.max_concurrent
+
+
+def _full(live: Live, model: ModelName) -> Reason:
+    return Reason(Code.WAITING_TURN, f"{len(live.leases)} requests run, the limit of {model}")
 
 
 def _is_leaving(ctx: Context, instance: Instance) -> bool:
@@ -65,15 +80,14 @@ def _is_leaving(ctx: Context, instance: Instance) -> bool:
 def _grant_one(ctx: Context, instance: Instance, hold: Hold) -> bool:
     """Grant one hold; False when the instance is full."""
     state = ctx.state
-    spec = state.models.get(hold.model)
     live = state.live_of(instance.id)
     if hold.action is not None:
         del state.holds[hold.id]
         text = f"{hold.model} is awake after {human_seconds(ctx.now_s - hold.arrived_s)}"
         ctx.emit(FinishAction(action=hold.action, ok=True, code="", message=text))
         return True
-    if spec is not None and spec.max_concurrent is not None and len(live.leases) >= spec.max_concurrent:
-        state.hold_reasons[hold.model] = Reason(Code.WAITING_TURN, f"{len(live.leases)} requests run, the limit of {hold.model}")
+    if _is_full(ctx, instance):
+        state.hold_reasons[hold.model] = _full(live, hold.model)
         return False
     if instance.launch is None:
         return False
@@ -107,10 +121,23 @@ def _grant_one(ctx: Context, instance: Instance, hold: Hold) -> bool:
 
 def refuse(ctx: Context) -> None:
     """End the holds that cannot be served any more, each with its cause in words."""
-    for hold in list(ctx.state.holds.values()):
-        error = _verdict(ctx, hold)
-        if error is not None:
-            ctx.refuse(hold.id, error)
+    for model in list(ctx.state.holds.models()):
+        if _all_may_wait(ctx, model):
+            continue
+        for hold in ctx.state.holds_of(model):
+            error = _verdict(ctx, hold)
+            if error is not None:
+                ctx.refuse(hold.id, error)
+
+
+def _all_may_wait(ctx: Context, model: ModelName) -> bool:
+    """Whether no hold of a model needs to be looked at: it may come awake, and nobody's deadline is due."""
+    state = ctx.state
+    spec = state.models.get(model)
+    if spec is None or not spec.enabled or not state.store_ok or ctx.now_s >= state.demand(model).deadline_s:
+        return False
+    instance = state.instances.get(instance_id(model))
+    return instance is None or instance.phase not in (Phase.FAILED, Phase.BACKOFF)
 
 
 def _verdict(ctx: Context, hold: Hold) -> HotseatError | None:
@@ -159,10 +186,21 @@ def _timed_out(ctx: Context, hold: Hold, instance: Instance) -> HotseatError | N
 
 def refuse_hopeless(ctx: Context) -> None:
     """A wait that is longer than the caller's patience is refused at once, but the demand is recorded and the start goes on."""
-    for hold in list(ctx.state.holds.values()):
-        eta = eta_seconds(ctx.state, hold)
-        if eta is None or hold.action is not None or ctx.now_s + eta <= hold.limit_s:
+    for model in list(ctx.state.holds.models()):
+        longest = longest_seconds(ctx.state, model)
+        if longest is not None and ctx.now_s + longest > ctx.state.demand(model).limit_s:
+            _refuse_hopeless_of(ctx, model)
+
+
+def _refuse_hopeless_of(ctx: Context, model: ModelName) -> None:
+    start = awake_seconds(ctx.state, model)
+    places = sorted(ctx.state.holds.of(model))
+    for hold in ctx.state.holds_of(model):
+        place = bisect_left(places, hold.id)
+        eta = start + queue_seconds(ctx.state, model, place)
+        if hold.action is not None or ctx.now_s + eta <= hold.limit_s:
             continue
+        del places[place]
         wait = min(120.0, max(1.0, eta))
         facts = ctx.state.facts_of(hold.model)
         facts.turn_kept_until_s = max(facts.turn_kept_until_s, ctx.now_s + wait + ctx.state.policy.keep_turn_s)
@@ -178,6 +216,7 @@ def start_moves(ctx: Context) -> bool:
     """Steps 4 to 7 for every model that is wanted; True when a move was opened."""
     state = ctx.state
     opened = False
+    still: Standstill | None = None
     state.blocked_until = {}  # looked at anew after every event: a turn may end early
     state.cooldown = {m: t for m, t in state.cooldown.items() if t > ctx.now_s}
     for model in _wanted_in_order(ctx):
@@ -195,7 +234,10 @@ def start_moves(ctx: Context) -> bool:
             state.hold_reasons[model] = Reason(Code.WAITING_MOVE, f"{model} is {instance.phase.value.replace('_', ' ')} first")
             continue
         if _may_start(ctx, instance):
-            opened |= _react(ctx, model)
+            still = still or Standstill(Scene(state))
+            verdict = _react(ctx, model, still)
+            opened |= isinstance(verdict, Fits)
+            still = still if isinstance(verdict, NotNow) else None  # else the scene has changed
     return opened | _keep_always_awake(ctx)
 
 
@@ -236,10 +278,8 @@ def _on_its_way(ctx: Context, instance: Instance) -> Reason:
 
 def _wanted_in_order(ctx: Context) -> list[ModelName]:
     state = ctx.state
-    waiting: dict[ModelName, list[Hold]] = {}
-    for hold in state.holds.values():
-        waiting.setdefault(hold.model, []).append(hold)
-    first = order_models(waiting, {m: enter_seconds(state, m) for m in waiting})
+    waiting = {m: state.demand(m) for m in state.holds.models()}
+    first = order_demands(waiting, {m: enter_seconds(state, m) for m in waiting})
     kept = [m for m, f in state.facts.items() if m not in waiting and f.turn_kept_until_s > ctx.now_s and m in state.models]
     return first + kept
 
@@ -261,21 +301,26 @@ def _half_open(ctx: Context, instance: Instance) -> bool:
     return due is None or ctx.now_s >= due
 
 
-def _react(ctx: Context, model: ModelName) -> bool:
+def _react(ctx: Context, model: ModelName, still: Standstill) -> Fits | NotNow | Never:
     state = ctx.state
-    verdict = evict(picture(state, model), target(state, model))
+    verdict: Fits | NotNow | Never | None = still.recall(model)
+    if verdict is None:
+        seen = still.scene.picture(model)
+        verdict = evict(seen, target(state, model, still.scene.claimed))
+        if isinstance(verdict, NotNow):
+            still.note(model, seen, verdict)
     if isinstance(verdict, Fits):
         _open(ctx, model, verdict)
-        return True
+        return verdict
     if isinstance(verdict, Never):
         for hold in state.holds_of(model):
             ctx.refuse(hold.id, Permanent(verdict.reason.text, code="does_not_fit", fix=verdict.reason.fix))
         state.hold_reasons[model] = verdict.reason
-        return False
+        return verdict
     state.hold_reasons[model] = verdict.reason
     if verdict.retry_at_s is not None:
         state.blocked_until[model] = verdict.retry_at_s
-    return False
+    return verdict
 
 
 def _open(ctx: Context, model: ModelName, fits: Fits) -> None:

@@ -81,7 +81,7 @@ def settle(ctx: Context) -> None:
 def next_deadline(state: State) -> float | None:
     """When the state changes by time alone (monotonic seconds): the control loop's alarm clock."""
     ctx = Context(state)
-    times = [h.deadline_s for h in state.holds.values()]
+    times = [state.demand(model).deadline_s for model in state.holds.models()]
     times += [i.deadline_s for i in state.instances.values() if i.deadline_s is not None]
     times += [i.retry_at_s for i in state.instances.values() if i.retry_at_s is not None]
     times += list(state.blocked_until.values())

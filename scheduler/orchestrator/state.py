@@ -1,11 +1,11 @@
 """All that the scheduler knows, in one place, written by the reducer only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.domain.claims import Footprint
 from scheduler.domain.device import DeviceInfo, DeviceSample
-from scheduler.domain.ids import ActionId, CauseId, DeviceId, HoldId, InstanceId, LaunchId, LeaseId, ModelName, MoveId, holder_of
+from scheduler.domain.ids import ActionId, CauseId, DeviceId, InstanceId, LaunchId, LeaseId, ModelName, MoveId, holder_of
 from scheduler.domain.instance import Goal, Instance
 from scheduler.domain.learned import Learned, combine
 from scheduler.domain.lease import Hold, Lease
@@ -13,7 +13,9 @@ from scheduler.domain.model import ModelSpec
 from scheduler.domain.plan import Move
 from scheduler.domain.reasons import Reason
 from scheduler.domain.units import GIB
-from scheduler.planner.turns import Fairness
+from scheduler.orchestrator.holds import Holds
+from scheduler.planner.evict import NotNow
+from scheduler.planner.turns import Demand, Fairness
 
 #: How long a forced drain waits for the relay to write its error events before the engine is touched.
 FORCE_GRACE_S = 2.0
@@ -98,15 +100,30 @@ class ModelFacts:
     starts: int = 0
     cold_hits: int = 0
     requests: int = 0
+    _planned: tuple[Footprint, Learned, Footprint] | None = field(default=None, repr=False, compare=False)
 
     @property
     def footprint(self) -> Footprint:
-        """The footprint to plan with."""
-        return combine(self.guess, self.learned)
+        """The footprint to plan with; put together once for each guess and what was learned since."""
+        known = self._planned
+        if known is None or known[0] is not self.guess or known[1] is not self.learned:
+            known = self._planned = (self.guess, self.learned, combine(self.guess, self.learned))
+        return known[2]
 
     def usable_levels(self) -> tuple[int, ...]:
         """Levels that may be tried: those the engine has, less those that freed nothing."""
         return tuple(level for level in self.levels if level not in self.learned.denied_levels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """Why nothing could be done for a model, and what that was said of (monotonic seconds)."""
+
+    answer: NotNow
+    demand: tuple[object, ...]
+    noted_s: float
+    until_s: float  # when the first seat becomes free by time alone
+    services: Mapping[ModelName, float]  # seconds of a request, by which the ends of turns were reckoned
 
 
 @dataclass(slots=True)
@@ -134,7 +151,7 @@ class State:
     host_limit_bytes: int = 0
     instances: dict[InstanceId, Instance] = field(default_factory=dict)
     live: dict[InstanceId, Live] = field(default_factory=dict)
-    holds: dict[HoldId, Hold] = field(default_factory=dict)
+    holds: Holds = field(default_factory=Holds)
     hold_reasons: dict[ModelName, Reason] = field(default_factory=dict)
     blocked_until: dict[ModelName, float] = field(default_factory=dict)  # when time alone may let it in
     cooldown: dict[ModelName, float] = field(default_factory=dict)  # not tried again before
@@ -147,18 +164,26 @@ class State:
     settle_until: dict[MoveId, float] = field(default_factory=dict)  # a grow waits for bytes to be seen free
     begun: set[MoveId] = field(default_factory=set)  # moves whose grow was tried
     next: Counters = field(default_factory=Counters)
+    stuck: dict[ModelName, Stuck] = field(default_factory=dict, repr=False, compare=False)  # see standstill: nothing but memory
+    stuck_in: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
     def holds_of(self, model: ModelName) -> list[Hold]:
         """All holds of a model, in arrival order."""
-        return [h for h in self.holds.values() if h.model == model]
+        return list(self.holds.of(model).values())
+
+    def demand(self, model: ModelName) -> Demand:
+        """What all holds of a model want together."""
+        return self.holds.demand(model)
 
     def live_of(self, instance: InstanceId) -> Live:
         """The live facts of an instance, made when first asked for."""
-        return self.live.setdefault(instance, Live())
+        found = self.live.get(instance)
+        return found if found is not None else self.live.setdefault(instance, Live())
 
     def facts_of(self, model: ModelName) -> ModelFacts:
         """The remembered facts of a model."""
-        return self.facts.setdefault(model, ModelFacts())
+        found = self.facts.get(model)
+        return found if found is not None else self.facts.setdefault(model, ModelFacts())
 
     def fresh_sample(self, device: DeviceId) -> DeviceSample | None:
         """The last sample, unless it is too old to be evidence."""
@@ -186,7 +211,11 @@ class State:
 
     def move_of(self, instance: InstanceId) -> Move | None:
         """The open move that has a step for this instance."""
-        return next((m for m in self.moves.values() if any(s.instance == instance for s in m.steps)), None)
+        for move in self.moves.values():  # plain loops: asked for every waiting model after every event
+            for step in move.steps:
+                if step.instance == instance:
+                    return move
+        return None
 
     def with_process(self) -> Iterator[Instance]:
         """Instances whose engine process may exist."""
@@ -199,7 +228,7 @@ class State:
 
     def wanted(self, model: ModelName) -> bool:
         """Whether somebody waits for it, or just did and may come back."""
-        return any(h.model == model for h in self.holds.values()) or self.facts_of(model).turn_kept_until_s > self.now_s
+        return model in self.holds.models() or self.facts_of(model).turn_kept_until_s > self.now_s
 
     def progressed_at(self, instance: Instance) -> float:
         """When a start last made progress: its beginning counts."""

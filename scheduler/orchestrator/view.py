@@ -1,9 +1,11 @@
 """The reducer's state as the planner sees it."""
 
+from collections.abc import Mapping
+
 from scheduler.domain.claims import Footprint, Source
 from scheduler.domain.device import DeviceInfo, DeviceSample, Health
-from scheduler.domain.ids import DeviceId, ModelName, instance_id
-from scheduler.domain.instance import GOAL_STOPPED, GROWING_PHASES, SHRINKING_PHASES, Instance, Phase, goal_asleep
+from scheduler.domain.ids import DeviceId, InstanceId, ModelName, instance_id
+from scheduler.domain.instance import EMPTY_PHASES, GOAL_STOPPED, GROWING_PHASES, SHRINKING_PHASES, Instance, Phase, goal_asleep
 from scheduler.domain.learned import GROWTH
 from scheduler.domain.model import ModelClass, ModelSpec
 from scheduler.domain.reasons import Code, Reason
@@ -11,7 +13,7 @@ from scheduler.domain.units import human_seconds
 from scheduler.orchestrator.state import State
 from scheduler.planner.feasible import most_bytes
 from scheduler.planner.inputs import Availability, DeviceView, Exit, HostView, Picture, Seat, Target
-from scheduler.planner.turns import latest_gate_s, turn_length
+from scheduler.planner.turns import gate_before, turn_length
 
 #: What a second of waiting is worth by class; the ratios matter, not the numbers.
 WEIGHT = {ModelClass.INTERACTIVE: 1.0, ModelClass.STANDARD: 0.5, ModelClass.BATCH: 0.1}
@@ -21,17 +23,161 @@ RECENCY_S = 180.0
 
 def picture(state: State, beneficiary: ModelName | None = None) -> Picture:
     """Devices, seats and who may leave for ``beneficiary``."""
-    return Picture(
-        now_s=state.now_s,
-        devices={d: _device(state, info) for d, info in state.devices.items()},
-        seats=tuple(_seat(state, i, beneficiary) for i in state.instances.values() if i.claim.device_bytes or i.claim.host_bytes),
-        host=HostView(limit_bytes=state.host_limit_bytes, claimed_bytes=state.host_claimed()),
-        blocked_devices=state.owned_devices() | {d for i in state.instances.values() if restless(i) for d in i.devices},
-    )
+    return Scene(state).picture(beneficiary)
 
 
-def target(state: State, model: ModelName) -> Target:
-    """What it takes to bring ``model`` awake from where it is."""
+class Scene:
+    """One moment of the state, as far as pictures of it for different beneficiaries have it in common.
+
+    Many models may be wanted at once: what does not depend on which of them is looked at, is looked up once. Valid until the
+    state changes.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.claimed = dict.fromkeys(state.devices, 0)  # bytes per device
+        self._seated: list[Instance] = []
+        self._owned = state.owned_devices()
+        self._growing: dict[DeviceId, list[InstanceId]] = {}
+        self._awake_since: dict[DeviceId, float] = {}
+        self._shared: dict[InstanceId, Seat] = {}
+        blocked = set(self._owned)
+        for instance in state.instances.values():
+            if instance.phase in EMPTY_PHASES:
+                continue  # neither a claim nor a device
+            if instance.claim.device_bytes or instance.claim.host_bytes:
+                self._seated.append(instance)
+            if restless(instance):
+                blocked.update(instance.devices)
+            for device, size in instance.claim.device_bytes.items():
+                self.claimed[device] = self.claimed.get(device, 0) + size
+            for device in instance.devices:
+                if (instance.before if instance.phase is Phase.UNKNOWN else instance.phase) in GROWING_PHASES:
+                    self._growing.setdefault(device, []).append(instance.id)
+                if instance.phase is Phase.AWAKE:
+                    self._awake_since[device] = max(instance.since_s, self._awake_since.get(device, instance.since_s))
+        self._devices = {d: self._device(info) for d, info in state.devices.items()}
+        self._host = HostView(limit_bytes=state.host_limit_bytes, claimed_bytes=state.host_claimed())
+        self._blocked = frozenset(blocked)
+
+    def picture(self, beneficiary: ModelName | None) -> Picture:
+        """What the planner sees when it decides for ``beneficiary``."""
+        return Picture(
+            now_s=self.state.now_s,
+            devices=self._devices,
+            seats=tuple(self._seat(i, beneficiary) for i in self._seated),
+            host=self._host,
+            blocked_devices=self._blocked,
+        )
+
+    def likeness(self) -> tuple[object, ...]:
+        """Two scenes with an equal likeness differ in nothing but time, the beneficiary's own demand, and ``services``.
+
+        What only changes how much a victim is missed (when it was last used) is left out: it may change who leaves, not whether
+        somebody can.
+        """
+        samples = tuple(sample.own for sample in self.state.samples.values())
+        seats = tuple(self._seat_likeness(i) for i in self._seated)
+        return (tuple(self._devices.values()), self._host, self._blocked, len(self.state.holds.models()), samples, seats)
+
+    def _seat_likeness(self, instance: Instance) -> tuple[object, ...]:
+        state, model = self.state, instance.model
+        facts, live = state.facts_of(model), state.live_of(instance.id)
+        waiting = model in state.holds.models()
+        woken = waiting and state.demand(model).arrived_s <= instance.since_s
+        doing = (state.busy(instance.id), waiting, woken, live.slow or live.refused, facts.turn_kept_until_s)
+        return (instance, doing, facts.guess, facts.learned, facts.levels, state.models.get(model))
+
+    def services(self) -> dict[ModelName, float]:
+        """Seconds that a request takes on each model that is awake: they change with every answer."""
+        return {i.model: self.state.facts_of(i.model).service_s for i in self._seated if i.phase is Phase.AWAKE}
+
+    def _evidence(self, device: DeviceId) -> DeviceSample | None:
+        """The last sample, if it is fresh and began after the last start or wake on the device was through."""
+        sample = self.state.fresh_sample(device)
+        return sample if sample is not None and sample.started_at_s > self._awake_since.get(device, float("-inf")) else None
+
+    def _device(self, info: DeviceInfo) -> DeviceView:
+        sample = self._evidence(info.id)
+        return DeviceView(
+            info=info,
+            health=Health.OK if sample is not None else Health.STALE,
+            free_bytes=None if sample is None else sample.free_bytes - info.reserved_bytes - info.headroom_bytes,
+            foreign_bytes=self.state.samples[info.id].foreign_bytes if info.id in self.state.samples else 0,
+        )
+
+    def _seat(self, instance: Instance, beneficiary: ModelName | None) -> Seat:
+        if beneficiary is None or instance.model == beneficiary or self._is_serving(instance):
+            return self._make_seat(instance, beneficiary)
+        seat = self._shared.get(instance.id)
+        if seat is None:
+            seat = self._shared[instance.id] = self._make_seat(instance, beneficiary)
+        return seat
+
+    def _is_serving(self, instance: Instance) -> bool:
+        """Whether it depends on who asks if it may be asked to leave."""
+        return instance.phase is Phase.AWAKE and (self.state.busy(instance.id) or instance.model in self.state.holds.models())
+
+    def _make_seat(self, instance: Instance, beneficiary: ModelName | None) -> Seat:
+        availability, why, free_at = self._availability(instance, beneficiary)
+        return Seat(
+            instance=instance.id,
+            model=instance.model,
+            phase=instance.phase,
+            devices=instance.devices,
+            claim=instance.claim,
+            availability=availability,
+            exits=() if availability is Availability.LOCKED else exits_of(self.state, instance, availability),
+            why=why,
+            free_at_s=free_at,
+            last_used_s=last_used(self.state, instance),
+        )
+
+    def _availability(self, instance: Instance, beneficiary: ModelName | None) -> tuple[Availability, Reason | None, float | None]:
+        """Whether an instance may be asked to leave now; if not, why, and when time alone may change that."""
+        if instance.phase not in (Phase.AWAKE, Phase.ASLEEP):
+            return Availability.LOCKED, Reason(Code.WAITING_MOVE, f"it is {instance.phase.value.replace('_', ' ')}"), None
+        if not self._owned.isdisjoint(instance.devices):
+            return Availability.LOCKED, Reason(Code.WAITING_MOVE, "its device is changing hands"), None
+        if any(other != instance.id for device in instance.devices for other in self._growing.get(device, ())):
+            return Availability.LOCKED, Reason(Code.WAITING_MOVE, "a start on its device is under way"), None
+        if instance.phase is Phase.ASLEEP:
+            return Availability.IDLE, None, None
+        if self._is_serving(instance):
+            return self._turn(instance, beneficiary)
+        return self._rest(instance, beneficiary)
+
+    def _rest(self, instance: Instance, beneficiary: ModelName | None) -> tuple[Availability, Reason | None, float | None]:
+        """An awake instance that nobody uses or waits for."""
+        state = self.state
+        kept_until_s = state.facts_of(instance.model).turn_kept_until_s
+        if kept_until_s > state.now_s and instance.model != beneficiary:
+            return Availability.LOCKED, Reason(Code.WAITING_TURN, "its turn is kept for a client that retries"), kept_until_s
+        spec = state.models.get(instance.model)
+        if beneficiary is None and spec is not None and spec.always_awake:
+            return Availability.LOCKED, Reason(Code.ALWAYS, "it is configured awake: always"), None
+        rested = max(last_used(state, instance), instance.since_s) + (spec.min_awake_s if spec is not None else 0.0)
+        if beneficiary is None and state.now_s < rested:
+            return Availability.LOCKED, Reason(Code.WAITING_TURN, "it was used a moment ago"), rested
+        return Availability.IDLE, None, None
+
+    def _turn(self, instance: Instance, beneficiary: ModelName | None) -> tuple[Availability, Reason | None, float | None]:
+        """An awake instance that is in use, or that somebody waits for."""
+        state = self.state
+        if beneficiary is None:
+            return Availability.LOCKED, Reason(Code.WAITING_TURN, "it is serving"), None
+        live = state.live_of(instance.id)
+        if state.demand(instance.model).arrived_s <= instance.since_s and not (live.slow or live.refused):
+            return Availability.LOCKED, Reason(Code.WAITING_TURN, "it serves the requests that woke it first"), None
+        ends = turn_end(state, instance, beneficiary)
+        if state.now_s >= ends:
+            return Availability.DRAIN, None, None
+        left = human_seconds(ends - state.now_s)
+        return Availability.LOCKED, Reason(Code.WAITING_TURN, f"it is serving, at most {left} until its turn ends"), ends
+
+
+def target(state: State, model: ModelName, claimed: Mapping[DeviceId, int] | None = None) -> Target:
+    """What it takes to bring ``model`` awake from where it is; ``claimed`` bytes per device where they are summed up already."""
     iid = instance_id(model)
     instance = state.instances.get(iid) or Instance(id=iid)
     footprint = state.facts_of(model).footprint
@@ -39,7 +185,7 @@ def target(state: State, model: ModelName) -> Target:
         sets: tuple[tuple[DeviceId, ...], ...] = () if lost_devices(state, instance) else (instance.devices,)
         need = max(footprint.seated_bytes(), max(instance.claim.device_bytes.values(), default=0))
     else:
-        sets = device_sets(state, state.models[model])
+        sets = device_sets(state, state.models[model], claimed)
         need = footprint.launch_bytes()
     need = _without_allowance(state, footprint, sets, need)
     return Target(instance=iid, model=model, sets=sets, need_bytes=need, own_claim=instance.claim, own_measured=state.measured_of(iid))
@@ -56,11 +202,12 @@ def lost_devices(state: State, instance: Instance) -> tuple[DeviceId, ...]:
     return tuple(d for d in instance.devices if d not in state.devices)
 
 
-def device_sets(state: State, spec: ModelSpec) -> tuple[tuple[DeviceId, ...], ...]:
+def device_sets(state: State, spec: ModelSpec, claimed: Mapping[DeviceId, int] | None = None) -> tuple[tuple[DeviceId, ...], ...]:
     """Device sets a model may be started on: kinds in order of preference, then the emptiest first."""
     kinds = (spec.devices.kind,) if spec.devices.kind else state.facts_of(spec.name).kinds
     allowed = [d for d in state.devices.values() if _allowed(d, spec, kinds)]
-    allowed.sort(key=lambda d: (kinds.index(d.kind), -(d.usable_bytes - state.claimed_on(d.id)), d.index, d.id))
+    held = claimed if claimed is not None else {d.id: state.claimed_on(d.id) for d in allowed}
+    allowed.sort(key=lambda d: (kinds.index(d.kind), held[d.id] - d.usable_bytes, d.index, d.id))
     return tuple((d.id,) for d in allowed)
 
 
@@ -68,39 +215,6 @@ def _allowed(device: DeviceInfo, spec: ModelSpec, kinds: tuple[str, ...]) -> boo
     if device.kind not in kinds or device.capacity_bytes < spec.devices.min_memory_bytes:
         return False
     return not spec.devices.ids or device.id in spec.devices.ids
-
-
-def _evidence(state: State, device: DeviceId) -> DeviceSample | None:
-    """The last sample, if it is fresh and began after the last start or wake on the device was through."""
-    sample = state.fresh_sample(device)
-    ready = max((i.since_s for i in state.instances.values() if i.phase is Phase.AWAKE and device in i.devices), default=float("-inf"))
-    return sample if sample is not None and sample.started_at_s > ready else None
-
-
-def _device(state: State, info: DeviceInfo) -> DeviceView:
-    sample = _evidence(state, info.id)
-    return DeviceView(
-        info=info,
-        health=Health.OK if sample is not None else Health.STALE,
-        free_bytes=None if sample is None else sample.free_bytes - info.reserved_bytes - info.headroom_bytes,
-        foreign_bytes=state.samples[info.id].foreign_bytes if info.id in state.samples else 0,
-    )
-
-
-def _seat(state: State, instance: Instance, beneficiary: ModelName | None) -> Seat:
-    availability, why, free_at = availability_of(state, instance, beneficiary)
-    return Seat(
-        instance=instance.id,
-        model=instance.model,
-        phase=instance.phase,
-        devices=instance.devices,
-        claim=instance.claim,
-        availability=availability,
-        exits=() if availability is Availability.LOCKED else exits_of(state, instance, availability),
-        why=why,
-        free_at_s=free_at,
-        last_used_s=last_used(state, instance),
-    )
 
 
 def restless(instance: Instance) -> bool:
@@ -121,51 +235,16 @@ def last_used(state: State, instance: Instance) -> float:
     return used if used is not None else instance.since_s
 
 
-def availability_of(state: State, instance: Instance, beneficiary: ModelName | None) -> tuple[Availability, Reason | None, float | None]:
-    """Whether an instance may be asked to leave now; if not, why, and when time alone may change that."""
-    if instance.phase not in (Phase.AWAKE, Phase.ASLEEP):
-        return Availability.LOCKED, Reason(Code.WAITING_MOVE, f"it is {instance.phase.value.replace('_', ' ')}"), None
-    if state.owned_devices() & set(instance.devices):
-        return Availability.LOCKED, Reason(Code.WAITING_MOVE, "its device is changing hands"), None
-    if grows_beside(state, instance):
-        return Availability.LOCKED, Reason(Code.WAITING_MOVE, "a start on its device is under way"), None
-    if instance.phase is Phase.ASLEEP:
-        return Availability.IDLE, None, None
-    facts = state.facts_of(instance.model)
-    waiting = state.holds_of(instance.model)
-    if not state.busy(instance.id) and not waiting:
-        if facts.turn_kept_until_s > state.now_s and instance.model != beneficiary:
-            return Availability.LOCKED, Reason(Code.WAITING_TURN, "its turn is kept for a client that retries"), facts.turn_kept_until_s
-        spec = state.models.get(instance.model)
-        if beneficiary is None and spec is not None and spec.always_awake:
-            return Availability.LOCKED, Reason(Code.ALWAYS, "it is configured awake: always"), None
-        rested = max(last_used(state, instance), instance.since_s) + (spec.min_awake_s if spec is not None else 0.0)
-        if beneficiary is None and state.now_s < rested:
-            return Availability.LOCKED, Reason(Code.WAITING_TURN, "it was used a moment ago"), rested
-        return Availability.IDLE, None, None
-    if beneficiary is None:
-        return Availability.LOCKED, Reason(Code.WAITING_TURN, "it is serving"), None
-    if any(h.arrived_s <= instance.since_s for h in waiting) and not (
-        state.live_of(instance.id).slow or state.live_of(instance.id).refused
-    ):
-        return Availability.LOCKED, Reason(Code.WAITING_TURN, "it serves the requests that woke it first"), None
-    ends = turn_end(state, instance, beneficiary)
-    if state.now_s >= ends:
-        return Availability.DRAIN, None, None
-    left = human_seconds(ends - state.now_s)
-    return Availability.LOCKED, Reason(Code.WAITING_TURN, f"it is serving, at most {left} until its turn ends"), ends
-
-
 def turn_end(state: State, busy: Instance, beneficiary: ModelName) -> float:
     """When a busy instance must be gated in favour of ``beneficiary`` (monotonic seconds)."""
-    waiting = state.holds_of(beneficiary)
+    wants = state.demand(beneficiary)
     switch = switch_seconds(state, busy, beneficiary)
-    contenders = {busy.model, beneficiary} | {h.model for h in state.holds.values()}
-    patience = min((h.deadline_s - h.arrived_s for h in waiting), default=float("inf"))
+    waiting = state.holds.models()
+    contenders = len(waiting) + sum(model not in waiting for model in {busy.model, beneficiary})
     spec = state.models.get(busy.model)
     min_awake = spec.min_awake_s if spec is not None else 0.0
-    turn = turn_length(len(contenders), switch, patience, state.policy.turn_factor, min_awake)
-    gate_by = latest_gate_s(waiting, switch, state.facts_of(busy.model).service_s)
+    turn = turn_length(contenders, switch, wants.patience_s, state.policy.turn_factor, min_awake)
+    gate_by = gate_before(wants.deadline_s, switch, state.facts_of(busy.model).service_s)
     return min(busy.since_s + turn.length_s, gate_by)
 
 

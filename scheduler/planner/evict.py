@@ -90,15 +90,17 @@ def _cheapest(picture: Picture, target: Target, gaps: dict[DeviceId, Gap], at_mo
     if not needs:
         return (0.0, 0, 0), ()
     short = {d for d, _, _ in needs}
-    there = [s for s in picture.seats if not short.isdisjoint(s.devices) and _may_leave(picture, target, s)]
-    ways = [found for seat in there if (found := _ways(seat, needs))]
+    there = [s for s in picture.seats if s.availability is not Availability.LOCKED and not short.isdisjoint(s.devices)]
+    ways = [found for seat in there if _may_leave(picture, target, seat) and (found := _ways(seat, needs))]
+    if any(sum(max(way.gains[k] for way in w) for w in ways) < need for k, (_, _, need) in enumerate(needs)):
+        budget.steps -= 1  # one look: not even all of them together are enough
+        return None
     room = picture.host.limit_bytes - picture.host.claimed_bytes
     return Cover([need for _, _, need in needs], ways, room, budget).run(at_most)
 
 
 def _may_leave(picture: Picture, target: Target, seat: Seat) -> bool:
-    free = seat.availability is not Availability.LOCKED and picture.blocked_devices.isdisjoint(seat.devices)
-    return free and seat.instance != target.instance
+    return picture.blocked_devices.isdisjoint(seat.devices) and seat.instance != target.instance
 
 
 def _ways(seat: Seat, needs: Sequence[tuple[DeviceId, bool, int]]) -> list[Way]:

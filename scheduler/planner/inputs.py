@@ -90,7 +90,12 @@ class Picture:
     seats: tuple[Seat, ...]
     host: HostView
     blocked_devices: frozenset[DeviceId] = frozenset()
+    _claimed: dict[DeviceId, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def claimed_on(self, device: DeviceId) -> int:
-        """Sum of all claims on ``device``."""
-        return sum(seat.claim.on(device) for seat in self.seats)
+        """Sum of all claims on ``device``; summed up once."""
+        if not self._claimed:
+            for seat in self.seats:
+                for where, size in seat.claim.device_bytes.items():
+                    self._claimed[where] = self._claimed.get(where, 0) + size
+        return self._claimed.get(device, 0)

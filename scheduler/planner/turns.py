@@ -1,7 +1,7 @@
 """Serving in turns when models that do not fit together are all wanted (scheduling.md section 4)."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.domain.ids import HoldId, ModelName
@@ -10,6 +10,35 @@ from scheduler.domain.lease import Hold
 #: Kept between the predicted grant and the caller's deadline, since predictions are only that.
 SLACK_RESERVE_S = 2.0
 SLACK_RESERVE_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the holds of one model want together; times are monotonic seconds, infinite when nobody waits."""
+
+    deadline_s: float  # the first to be refused
+    patience_s: float  # the shortest wait that was offered, from arrival to deadline
+    limit_s: float  # the first caller to lose patience
+    rank: int  # of the highest class
+    arrived_s: float  # who came first, and when
+    first: HoldId
+    by_operator: bool  # one of them is an operator's wake
+
+
+def demand_of(holds: Iterable[Hold]) -> Demand:
+    """Sum up the holds of one model."""
+    found = list(holds)
+    ends = float("inf")
+    arrived_s, first = min(((h.arrived_s, h.id) for h in found), default=(ends, HoldId(0)))
+    return Demand(
+        deadline_s=min((h.deadline_s for h in found), default=ends),
+        patience_s=min((h.deadline_s - h.arrived_s for h in found), default=ends),
+        limit_s=min((h.limit_s for h in found), default=ends),
+        rank=min((h.model_class.rank for h in found), default=0),
+        arrived_s=arrived_s,
+        first=first,
+        by_operator=any(h.action is not None for h in found),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +65,25 @@ def turn_length(contenders: int, switch_s: float, max_wait_s: float, factor: flo
 
 def latest_gate_s(holds: Iterable[Hold], switch_s: float, drain_s: float) -> float:
     """The moment at which the seat's new requests must be gated so that the first waiting deadline can still be met."""
-    first = min((h.deadline_s for h in holds), default=float("inf"))
-    return first - (switch_s + drain_s) * (1 + SLACK_RESERVE_SHARE) - SLACK_RESERVE_S
+    return gate_before(min((h.deadline_s for h in holds), default=float("inf")), switch_s, drain_s)
+
+
+def gate_before(deadline_s: float, switch_s: float, drain_s: float) -> float:
+    """The moment at which the seat's new requests must be gated so that ``deadline_s`` can still be met."""
+    return deadline_s - (switch_s + drain_s) * (1 + SLACK_RESERVE_SHARE) - SLACK_RESERVE_S
 
 
 def order_models(waiting: dict[ModelName, list[Hold]], enter_s: dict[ModelName, float]) -> list[ModelName]:
     """Whose turn is next: least slack first (deadline - wake), then class, then arrival."""
+    return order_demands({name: demand_of(holds) for name, holds in waiting.items()}, enter_s)
+
+
+def order_demands(waiting: Mapping[ModelName, Demand], enter_s: Mapping[ModelName, float]) -> list[ModelName]:
+    """Whose turn is next, of models whose holds are summed up already."""
 
     def key(name: ModelName) -> tuple[float, int, float, HoldId]:
-        holds = waiting[name]
-        slack = min(h.deadline_s for h in holds) - enter_s[name]
-        first = min(holds, key=lambda h: (h.arrived_s, h.id))
-        return (slack, min(h.model_class.rank for h in holds), first.arrived_s, first.id)
+        wants = waiting[name]
+        return (wants.deadline_s - enter_s[name], wants.rank, wants.arrived_s, wants.first)
 
     return sorted(waiting, key=key)
 

@@ -18,6 +18,7 @@ from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import GIB
 from scheduler.orchestrator import effects as fx
 from scheduler.orchestrator.events import HoldCancelled, LeaseRequested, Tick
+from scheduler.orchestrator.holds import Holds
 from scheduler.orchestrator.invariants import Before, HoldLedger, Watch, check, check_step
 from scheduler.orchestrator.state import State, Wish
 from tests.support.world import device
@@ -236,7 +237,7 @@ def granted(n: int) -> fx.Effect:
 
 def test_a_hold_that_ends_once_is_silent() -> None:
     books, world = HoldLedger(), state()
-    world.holds = {HoldId(n): hold(n) for n in (1, 2)} | {HoldId(-1): hold(-1, action="act")}
+    world.holds = Holds({HoldId(n): hold(n) for n in (1, 2)} | {HoldId(-1): hold(-1, action="act")})
     assert books.note(Tick(at_s=0.0), [], _only(world, -1)) == []
     assert books.note(LeaseRequested(at_s=0.0, hold=hold(1)), [], _only(world, -1, 1)) == []
     assert books.note(LeaseRequested(at_s=0.0, hold=hold(2)), [granted(1)], _only(world, -1, 2)) == []
@@ -249,14 +250,14 @@ def test_a_hold_that_ends_once_is_silent() -> None:
 
 def _only(world: State, *ids: int) -> State:
     found = state()
-    found.holds = {HoldId(n): world.holds[HoldId(n)] for n in ids}
+    found.holds = Holds({HoldId(n): world.holds[HoldId(n)] for n in ids})
     return found
 
 
 def test_a_hold_that_ends_twice_or_never_is_seen() -> None:
     books = HoldLedger()
     waiting = state()
-    waiting.holds = {HoldId(1): hold(1)}
+    waiting.holds = Holds({HoldId(1): hold(1)})
     books.note(LeaseRequested(at_s=0.0, hold=hold(1)), [], waiting)
     refused = fx.RefuseHold(hold=HoldId(1), error=ENDED)
     assert "after it was granted" in "".join(books.note(Tick(at_s=0.0), [granted(1), refused], state()))
