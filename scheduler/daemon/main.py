@@ -40,7 +40,7 @@ def serve(args: argparse.Namespace) -> int:
     try:
         loaded = _configuration(args)
     except ConfigInvalid as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{error.report()}\nhotseat: nothing was started; mend the file, then see: hotseat config check {error.path}\n")
         return EXIT_CONFIG
     except Invalid as error:
         _explain(error)

@@ -68,7 +68,10 @@ class DaemonPlane:
         self.news = News()
 
     def _name(self, name: str) -> ModelName:
-        return self._kernel.desk.resolve(name).name
+        try:
+            return self._kernel.desk.resolve(name).name
+        except NotFound as error:
+            raise NotFound(error.message, code=error.code, fix="hotseat models ls lists what there is") from None
 
     # --- reading ----------------------------------------------------------------------------------------------------
 

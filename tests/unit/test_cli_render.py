@@ -178,7 +178,7 @@ def test_the_headline_of_a_card_is_broken_between_its_parts_and_keeps_its_colour
 @pytest.mark.parametrize(
     ("phase", "expected"),
     [
-        ("awake", "hotseat sleep coder (or stop) gives back unknown"),
+        ("awake", "hotseat stop coder gives back unknown"),
         ("stopped", "hotseat wake coder (a request to it does the same)"),
         ("failed", "hotseat logs coder, mend the cause, then hotseat restart coder"),
         ("launching", "hotseat logs coder -f"),

@@ -40,11 +40,11 @@ def run(context: Context) -> int:
     action = context.daemon.post(model_path(args.model, f"/{args.command}"), body, ACTION)
     if not args.no_wait:
         action = _wait(context, action)
-    if action["state"] == "failed":
-        raise _failure(action)
     if args.json:
         context.say_json(action)
-    else:
+    if action["state"] == "failed":
+        raise _failure(action)
+    if not args.json:
         context.say([clean(action["id"])] if args.no_wait else effect(action))
     return OK
 

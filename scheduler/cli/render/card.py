@@ -132,7 +132,7 @@ def next_command(model: Json) -> str:
     if phase in ("launching", "unknown"):
         return f"hotseat logs {name} -f"
     if phase in ("awake", "draining"):
-        return f"hotseat sleep {name} (or stop) gives back {size(model.get('used_bytes') or model.get('claimed_bytes'))}"
+        return f"hotseat stop {name} gives back {size(model.get('used_bytes') or model.get('claimed_bytes'))}"
     if phase in ("stopped", "asleep"):
         return f"hotseat wake {name} (a request to it does the same)"
     return f"hotseat story {name}"
