@@ -1,11 +1,11 @@
-"""Instances that sit where they cannot stay: their devices are not configured any more, so nothing there can be measured."""
+"""Instances that sit where they cannot stay: on a device that is not configured any more, or one that became too small to wake on."""
 
-from scheduler.domain.ids import CauseId
+from scheduler.domain.ids import CauseId, ModelName, instance_id
 from scheduler.domain.instance import GOAL_STOPPED, Instance, Phase
 from scheduler.domain.reasons import Code, Reason
 from scheduler.orchestrator import lifecycle, moves
 from scheduler.orchestrator.context import Context
-from scheduler.orchestrator.view import lost_devices
+from scheduler.orchestrator.view import fits_elsewhere, grows_beside, lost_devices
 
 _CAUSE = CauseId("rule:device_gone")
 
@@ -42,3 +42,19 @@ def _reason(ctx: Context, instance: Instance) -> Reason:
     lost = ", ".join(lost_devices(ctx.state, instance))
     text = f"it sits on {lost}, which is not among the devices any more"
     return Reason(Code.DEVICE_GONE, text, "nothing to do; put the device back into the configuration if it was not meant to go")
+
+
+def leave_small_device(ctx: Context, model: ModelName, cause: CauseId) -> bool:
+    """Stop a sleeper that can never wake where it sits, so that it starts on a device that is large enough; False = it need not."""
+    state = ctx.state
+    if not fits_elsewhere(state, model):
+        return False
+    instance = ctx.instance(instance_id(model))
+    text = f"{model} cannot wake on {', '.join(instance.devices)}, which became too small for it: it is stopped and started elsewhere"
+    state.hold_reasons[model] = Reason(Code.WAITING_MOVE, text)
+    if state.owned_devices().isdisjoint(instance.devices) and not grows_beside(state, instance):
+        steps = (moves.shrink_step(instance.id, GOAL_STOPPED),)
+        reason = Reason(Code.DOES_NOT_FIT, text)
+        moves.open_move(ctx, steps=steps, devices=frozenset(instance.devices), cause=cause, reason=reason, beneficiary=model)
+        ctx.tell("move", model, text, cause=cause)
+    return True

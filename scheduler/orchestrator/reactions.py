@@ -13,7 +13,7 @@ from scheduler.domain.instance import EMPTY_PHASES, GoalChanged, Instance, Phase
 from scheduler.domain.lease import Hold, Lease
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import human_bytes, human_seconds
-from scheduler.orchestrator import moves
+from scheduler.orchestrator import misplaced, moves
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import FinishAction, GrantLease
 from scheduler.orchestrator.estimates import awake_seconds, longest_seconds, queue_seconds, retry_after
@@ -236,7 +236,7 @@ def start_moves(ctx: Context) -> bool:
         if _may_start(ctx, instance):
             still = still or Standstill(Scene(state))
             verdict = _react(ctx, model, still)
-            opened |= isinstance(verdict, Fits)
+            opened |= state.move_of(iid) is not None
             still = still if isinstance(verdict, NotNow) else None  # else the scene has changed
     return opened | _keep_always_awake(ctx)
 
@@ -246,6 +246,10 @@ def _keep_always_awake(ctx: Context) -> bool:
     state = ctx.state
     absent = [m for m, s in state.models.items() if s.always_awake and s.enabled and not state.wanted(m)]
     due = [m for m in absent if _is_away(ctx, m) and _may_start(ctx, ctx.instance(instance_id(m)))]
+    leaving = {m for m in due if misplaced.leave_small_device(ctx, m, CauseId("plan"))}
+    if any(state.move_of(instance_id(m)) is not None for m in leaving):
+        return True
+    due = [m for m in due if m not in leaving]
     if not due:
         return False
     given = PlannerInput(picture=picture(state), targets=tuple(target(state, m) for m in due))
@@ -312,6 +316,8 @@ def _react(ctx: Context, model: ModelName, still: Standstill) -> Fits | NotNow |
     if isinstance(verdict, Fits):
         _open(ctx, model, verdict)
         return verdict
+    if isinstance(verdict, Never) and misplaced.leave_small_device(ctx, model, _cause(ctx, model)):
+        return verdict
     if isinstance(verdict, Never):
         for hold in state.holds_of(model):
             ctx.refuse(hold.id, Permanent(verdict.reason.text, code="does_not_fit", fix=verdict.reason.fix))
@@ -325,15 +331,13 @@ def _react(ctx: Context, model: ModelName, still: Standstill) -> Fits | NotNow |
 
 def _open(ctx: Context, model: ModelName, fits: Fits) -> None:
     state = ctx.state
-    holds = order_holds(state.holds_of(model))
-    by_hold = bool(holds) or state.facts_of(model).turn_kept_until_s > ctx.now_s
-    cause = CauseId(f"hold:{holds[0].id}" if holds else "plan" if not by_hold else "turn")
-    if holds and holds[0].action is not None:
-        cause = CauseId(f"{ACTION_CAUSE}{holds[0].action}")
+    waiting = len(state.holds.of(model))
+    by_hold = state.wanted(model)
+    cause = _cause(ctx, model)
     away = ", ".join(f"{leave.seat.model} to {leave.exit.goal}" for leave in fits.leaves)
     freed = sum(sum(leave.exit.claim_freed.values()) for leave in fits.leaves)
     code = Code.REQUESTED if by_hold else Code.ALWAYS
-    why = f"{len(holds)} waiting" if by_hold else "configured awake: always"
+    why = f"{waiting} waiting" if by_hold else "configured awake: always"
     text = f"{model} on {', '.join(fits.devices)}: {why}" + (f"; puts away {away} ({human_bytes(freed)})" if away else "")
     steps = tuple(moves.shrink_step(leave.seat.instance, leave.exit.goal) for leave in fits.leaves)
     devices = frozenset(fits.devices) | {d for leave in fits.leaves for d in leave.seat.devices}
@@ -346,6 +350,14 @@ def _open(ctx: Context, model: ModelName, fits: Fits) -> None:
         beneficiary=model,
     )
     ctx.tell("move", model, text, cause=cause)
+
+
+def _cause(ctx: Context, model: ModelName) -> CauseId:
+    """Who is behind a move for ``model``: the first in its queue, a turn that is kept, or nobody in particular."""
+    holds = order_holds(ctx.state.holds_of(model))
+    if not holds:
+        return CauseId("turn" if ctx.state.wanted(model) else "plan")
+    return CauseId(f"hold:{holds[0].id}" if holds[0].action is None else f"{ACTION_CAUSE}{holds[0].action}")
 
 
 def release_backoff(ctx: Context) -> None:

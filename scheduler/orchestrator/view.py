@@ -178,17 +178,39 @@ class Scene:
 
 def target(state: State, model: ModelName, claimed: Mapping[DeviceId, int] | None = None) -> Target:
     """What it takes to bring ``model`` awake from where it is; ``claimed`` bytes per device where they are summed up already."""
-    iid = instance_id(model)
-    instance = state.instances.get(iid) or Instance(id=iid)
+    instance = state.instances.get(instance_id(model))
+    if instance is None or instance.phase is not Phase.ASLEEP:
+        return start_target(state, model, claimed)
     footprint = state.facts_of(model).footprint
-    if instance.phase is Phase.ASLEEP:
-        sets: tuple[tuple[DeviceId, ...], ...] = () if lost_devices(state, instance) else (instance.devices,)
-        need = max(footprint.seated_bytes(), max(instance.claim.device_bytes.values(), default=0))
-    else:
-        sets = device_sets(state, state.models[model], claimed)
-        need = footprint.launch_bytes()
-    need = _without_allowance(state, footprint, sets, need)
-    return Target(instance=iid, model=model, sets=sets, need_bytes=need, own_claim=instance.claim, own_measured=state.measured_of(iid))
+    sets = () if lost_devices(state, instance) else (instance.devices,)
+    return _target(state, model, sets, max(footprint.seated_bytes(), max(instance.claim.device_bytes.values(), default=0)))
+
+
+def start_target(state: State, model: ModelName, claimed: Mapping[DeviceId, int] | None = None) -> Target:
+    """What it takes to start ``model``, wherever it may sit."""
+    return _target(state, model, device_sets(state, state.models[model], claimed), state.facts_of(model).footprint.launch_bytes())
+
+
+def _target(state: State, model: ModelName, sets: tuple[tuple[DeviceId, ...], ...], need: int) -> Target:
+    instance = state.instances.get(instance_id(model)) or Instance(id=instance_id(model))
+    need = _without_allowance(state, state.facts_of(model).footprint, sets, need)
+    own = state.measured_of(instance.id)
+    return Target(instance=instance.id, model=model, sets=sets, need_bytes=need, own_claim=instance.claim, own_measured=own)
+
+
+def fits_elsewhere(state: State, model: ModelName) -> bool:
+    """Whether a sleeper can never wake where it sits, not even alone there, but could be started on another device."""
+    instance = state.instances.get(instance_id(model))
+    return (
+        instance is not None
+        and instance.phase is Phase.ASLEEP
+        and not _ever_fits(state, target(state, model))
+        and _ever_fits(state, start_target(state, model))
+    )
+
+
+def _ever_fits(state: State, goal: Target) -> bool:
+    return any(all(goal.need_bytes <= most_bytes(state.devices[d]) for d in devices) for devices in goal.sets)
 
 
 def _without_allowance(state: State, footprint: Footprint, sets: tuple[tuple[DeviceId, ...], ...], need: int) -> int:
