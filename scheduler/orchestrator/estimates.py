@@ -37,6 +37,14 @@ def awake_seconds(state: State, model: ModelName) -> float:
     return leaving + enter
 
 
+def is_measured(state: State, model: ModelName) -> bool:
+    """Whether bringing a model awake from where it is was timed before, so that the estimate is more than a guess."""
+    instance, learned = state.instances.get(instance_id(model)), state.facts_of(model).learned
+    if instance is None or instance.level is None:
+        return bool(learned.start_s) or (instance is not None and instance.phase is Phase.AWAKE)
+    return bool(learned.wake_s.get(instance.level))
+
+
 def queue_seconds(state: State, model: ModelName, ahead: int) -> float:
     """Wait behind ``ahead`` others and the model's own concurrency limit."""
     spec = state.models.get(model)

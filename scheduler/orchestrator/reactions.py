@@ -16,7 +16,7 @@ from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator import misplaced, moves
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import FinishAction, GrantLease
-from scheduler.orchestrator.estimates import awake_seconds, longest_seconds, queue_seconds, retry_after
+from scheduler.orchestrator.estimates import awake_seconds, is_measured, longest_seconds, queue_seconds, retry_after
 from scheduler.orchestrator.events import LeaseRequested
 from scheduler.orchestrator.standstill import Standstill
 from scheduler.orchestrator.state import Live
@@ -185,8 +185,13 @@ def _timed_out(ctx: Context, hold: Hold, instance: Instance) -> HotseatError | N
 
 
 def refuse_hopeless(ctx: Context) -> None:
-    """A wait that is longer than the caller's patience is refused at once, but the demand is recorded and the start goes on."""
+    """A wait that is longer than the caller's patience is refused at once, but the demand is recorded and the start goes on.
+
+    Only where a measurement says so: a guess that is too long would refuse everybody who could have been served.
+    """
     for model in list(ctx.state.holds.models()):
+        if not is_measured(ctx.state, model):
+            continue
         longest = longest_seconds(ctx.state, model)
         if longest is not None and ctx.now_s + longest > ctx.state.demand(model).limit_s:
             _refuse_hopeless_of(ctx, model)
@@ -205,7 +210,7 @@ def _refuse_hopeless_of(ctx: Context, model: ModelName) -> None:
         facts = ctx.state.facts_of(hold.model)
         facts.turn_kept_until_s = max(facts.turn_kept_until_s, ctx.now_s + wait + ctx.state.policy.keep_turn_s)
         left = human_seconds(hold.limit_s - ctx.now_s)
-        text = f"{hold.model} needs about {human_seconds(eta)}, the caller waits {left} more; the start goes on"
+        text = f"{hold.model} needs about {human_seconds(eta)}, the caller waits {left} more; its turn is kept"
         ctx.refuse(hold.id, Temporary(text, code="model_starting", retry_after_s=wait, fix="retry after the given time"))
 
 
@@ -329,6 +334,13 @@ def _react(ctx: Context, model: ModelName, still: Standstill) -> Fits | NotNow |
     return verdict
 
 
+def _asked_by(holds: int) -> str:
+    """Why a model comes, in words that stay true when it is there."""
+    if holds == 0:
+        return "its turn was kept for a request that could not wait"
+    return "asked for by a request" if holds == 1 else f"asked for by {holds} requests"
+
+
 def _open(ctx: Context, model: ModelName, fits: Fits) -> None:
     state = ctx.state
     waiting = len(state.holds.of(model))
@@ -337,7 +349,7 @@ def _open(ctx: Context, model: ModelName, fits: Fits) -> None:
     away = ", ".join(f"{leave.seat.model} to {leave.exit.goal}" for leave in fits.leaves)
     freed = sum(sum(leave.exit.claim_freed.values()) for leave in fits.leaves)
     code = Code.REQUESTED if by_hold else Code.ALWAYS
-    why = f"{waiting} waiting" if by_hold else "configured awake: always"
+    why = _asked_by(waiting) if by_hold else "configured awake: always"
     text = f"{model} on {', '.join(fits.devices)}: {why}" + (f"; puts away {away} ({human_bytes(freed)})" if away else "")
     steps = tuple(moves.shrink_step(leave.seat.instance, leave.exit.goal) for leave in fits.leaves)
     devices = frozenset(fits.devices) | {d for leave in fits.leaves for d in leave.seat.devices}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.ids import InstanceId, LaunchId
+from scheduler.domain.ids import InstanceId, LaunchId, ModelName
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
 from scheduler.orchestrator import events as ev
@@ -330,13 +330,28 @@ def test_a_start_that_never_becomes_ready_ends_the_waits_at_its_own_deadline() -
     assert world.phase("a") in ("stopped", "failed")
 
 
-def test_nobody_waits_longer_than_his_patience_for_a_known_slow_start() -> None:
+def test_nobody_waits_longer_than_his_patience_for_a_start_that_was_measured() -> None:
     world = Plain({"gpu0": 24}, a=Behaviour(start_s=100.0, awake_bytes=16 * GIB))
+    assert world.order("wake", "a")
+    world.run(110)
+    world.order("stop", "a")
+    world.run(10)
     (client,) = world.ask("a", wait_s=10, limit_s=10)
     assert client.end == "model_starting"  # at once, but the start goes on
-    assert world.count("Launch", "a") == 1
-    world.run(100)
+    assert world.count("Launch", "a") == 2
+    world.run(101)
     assert world.ask("a")[0].end == "granted"
+
+
+def test_a_mere_guess_refuses_nobody() -> None:
+    """An engine that nobody has timed yet is guessed at half a minute and may be there in three seconds."""
+    knobs = Behaviour(start_s=3.0, awake_bytes=16 * GIB)
+    world = Plain({"gpu0": 24}, a=knobs)
+    world.state.facts_of(ModelName("a")).guess = replace(knobs.estimate(), start_s=0.0)
+    (client,) = world.ask("a", wait_s=10, limit_s=10)
+    assert client.end == "held"
+    world.run(4)
+    assert client.end in ("granted", "ok")
 
 
 def test_a_second_try_is_first_in_line() -> None:
