@@ -27,7 +27,7 @@ from scheduler.domain.reasons import Code
 from scheduler.gateway.app import make_runner, mount, mount_fallback
 from scheduler.gateway.settings import GatewaySettings
 from scheduler.orchestrator.effects import Effect, FinishAction, SaveMove, Tell
-from scheduler.orchestrator.events import Complained
+from scheduler.orchestrator.events import Closing, Complained
 from scheduler.orchestrator.kernel import Hooks
 from scheduler.ports.clock import Clock
 from scheduler.store.actions import StoredAction, close_actions, recent_actions, save_action
@@ -156,19 +156,29 @@ class Server:
             last_call = asyncio.get_running_loop().call_later(DRAIN_S - LAST_CALL_S, kernel.desk.cut_all, CauseId("shutdown"))
             await self._runner.cleanup()
             last_call.cancel()
-        if self._loaded.settings.gateway.on_exit == "stop":
-            await self._stop_engines()
-        await kernel.stop()
+        try:
+            if self._loaded.settings.gateway.on_exit == "stop":
+                await self._stop_engines()
+        finally:
+            await kernel.stop()
         await self._house.writer.close()
         self._house.database.close()
         (self._loaded.settings.state_dir / CONTROL_SOCKET).unlink(missing_ok=True)
 
     async def _stop_engines(self) -> None:
         """``on_exit: stop``: put everything away, within a bound; what resists is found again at the next start."""
-        running = [i.model for i in self._house.kernel.state.with_process()]
-        actions = [await self.plane.act("stop", model, ActOptions(now=True), "daemon") for model in running]
-        for action in actions:
-            await self.plane.wait_action(action.id, ON_EXIT_S)
+        kernel = self._house.kernel
+        kernel.post(Closing(at_s=self._house.clock.monotonic()))
+        for instance in list(kernel.state.with_process()):
+            if instance.model in kernel.state.models:  # a model that was removed is on its way out already
+                await self.plane.act("stop", instance.model, ActOptions(now=True), "daemon")
+        try:
+            async with asyncio.timeout(ON_EXIT_S):
+                while any(kernel.state.with_process()):  # noqa: ASYNC110 - a matter of seconds, once
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            left = ", ".join(instance.id for instance in kernel.state.with_process())
+            log.warning("still running after %.0f s: %s; the next daemon finds and ends them", ON_EXIT_S, left)
 
 
 def bind_tcp(listen: Listen) -> socket.socket:

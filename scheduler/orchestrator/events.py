@@ -60,6 +60,11 @@ class Asked(Happening):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Closing(Happening):
+    """The daemon is about to end and takes its engines along: from now on nothing is started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FromEngine(Happening):
     """Root of what a supervisor reports; a report of another launch than the present one is dropped."""
 

@@ -230,6 +230,8 @@ def _abandoned(ctx: Context, move: Move) -> bool:
     """Whether the demand behind a move is gone before its grow began, or what is left of it cannot be written down."""
     if not ctx.state.store_ok and move.id not in ctx.state.begun and any(s.goal.phase is not Phase.STOPPED for s in move.steps):
         return True
+    if ctx.state.closing and move.id not in ctx.state.begun and any(s.kind is StepKind.GROW for s in move.steps):
+        return True
     if move.beneficiary is None or ctx.state.wanted(move.beneficiary):
         return False
     spec = ctx.state.models.get(move.beneficiary)
@@ -242,8 +244,7 @@ def _wind_up(ctx: Context, move: Move, shrinks: list[Step], grows: list[Step]) -
     for step in shrinks:
         instance = ctx.instance(step.instance)
         if instance.phase is Phase.DRAINING:
-            why = f"nobody waits for {move.beneficiary} any more" if ctx.state.store_ok else "the database does not take rows"
-            reason = Reason(Code.DRAIN_CANCELLED, why)
+            reason = Reason(Code.DRAIN_CANCELLED, _why_not(ctx, move))
             ctx.transition(instance.id, DrainCancelled(at_s=ctx.now_s, reason=reason))
         busy |= ctx.instance(step.instance).phase in (Phase.STOPPING, Phase.FALLING_ASLEEP, Phase.UNKNOWN)
     for step in grows:
@@ -252,6 +253,12 @@ def _wind_up(ctx: Context, move: Move, shrinks: list[Step], grows: list[Step]) -
         return False
     grown = any(ctx.instance(s.instance).phase is Phase.AWAKE for s in grows)
     return close(ctx, move, MoveState.DONE if grown else MoveState.CANCELLED)
+
+
+def _why_not(ctx: Context, move: Move) -> str:
+    if ctx.state.closing:
+        return "the daemon ends"
+    return f"nobody waits for {move.beneficiary} any more" if ctx.state.store_ok else "the database does not take rows"
 
 
 def shrink_step(iid: InstanceId, goal: Goal) -> Step:

@@ -163,7 +163,8 @@ def _verdict(ctx: Context, hold: Hold) -> HotseatError | None:
 
 
 def _disabled(model: ModelName) -> Permanent:
-    return Permanent(f"{model} is disabled", code="model_disabled", fix=f"hotseat enable {model}")
+    fix = f"set enabled: true for {model} in the configuration and restart the daemon"
+    return Permanent(f"{model} is disabled", code="model_disabled", fix=fix)
 
 
 def _timed_out(ctx: Context, hold: Hold, instance: Instance) -> HotseatError | None:
@@ -220,6 +221,8 @@ def _refuse_hopeless_of(ctx: Context, model: ModelName) -> None:
 def start_moves(ctx: Context) -> bool:
     """Steps 4 to 7 for every model that is wanted; True when a move was opened."""
     state = ctx.state
+    if state.closing:
+        return False
     opened = False
     still: Standstill | None = None
     state.blocked_until = {}  # looked at anew after every event: a turn may end early

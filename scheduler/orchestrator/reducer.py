@@ -15,6 +15,7 @@ from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CheckNow, Effect
 from scheduler.orchestrator.events import (
     Asked,
+    Closing,
     Complained,
     EngineExited,
     EngineIdle,
@@ -170,6 +171,10 @@ def _on_store_recovered(ctx: Context, event: StoreRecovered) -> None:
     ctx.state.degraded.pop("store", None)
 
 
+def _on_closing(ctx: Context, event: Closing) -> None:
+    ctx.state.closing = True
+
+
 def _on_complained(ctx: Context, event: Complained) -> None:
     code = event.code.value
     known = ctx.state.degraded.pop(code, None)
@@ -204,4 +209,5 @@ _HANDLERS: dict[type[Happening], Callable[[Context, Any], None]] = {
     StoreRecovered: _on_store_recovered,
     ModelsChanged: upkeep.on_models_changed,
     Complained: _on_complained,
+    Closing: _on_closing,
 }

@@ -158,6 +158,7 @@ class State:
     leases: dict[LeaseId, Lease] = field(default_factory=dict)
     moves: dict[MoveId, Move] = field(default_factory=dict)
     wishes: dict[InstanceId, Wish] = field(default_factory=dict)
+    closing: bool = False  # the daemon ends and takes its engines along
     degraded: dict[str, tuple[str, str, float]] = field(default_factory=dict)  # code -> (message, fix, since wall)
     store_ok: bool = True
     last_seq: dict[InstanceId, int] = field(default_factory=dict)

@@ -38,12 +38,15 @@ def on_asked(ctx: Context, event: Asked) -> None:
         _finish(ctx, event.action, False, "model_not_found", f"no model named {event.model!r}")
         return
     iid = instance_id(event.model)
-    if spec.always_awake and event.verb in ("sleep", "stop"):
+    if spec.always_awake and event.verb in ("sleep", "stop") and not ctx.state.closing:
         text = f"{event.model} is configured awake: always and would come back at once"
-        _finish(ctx, event.action, False, "conflict", text, f"set awake: auto for {event.model} in the configuration")
+        _finish(
+            ctx, event.action, False, "conflict", text, f"set awake: auto for {event.model} in the configuration and restart the daemon"
+        )
         return
     if not spec.enabled and event.verb in ("wake", "restart"):
-        _finish(ctx, event.action, False, "model_disabled", f"{event.model} is disabled", f"hotseat enable {event.model}")
+        fix = f"set enabled: true for {event.model} in the configuration and restart the daemon"
+        _finish(ctx, event.action, False, "model_disabled", f"{event.model} is disabled", fix)
         return
     match event.verb:
         case "wake":

@@ -1,11 +1,14 @@
 """Operators' actions, and changes of the registry while engines run."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler.domain.ids import ActionId
 from scheduler.domain.instance import EMPTY_PHASES
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
+from scheduler.orchestrator import events as ev
 from tests.support.behaviour import Behaviour, StartFailure
 from tests.support.plain import Plain
 
@@ -396,3 +399,20 @@ def test_an_always_awake_model_that_always_fails_does_not_spin() -> None:
     world = Plain({"gpu0": 24}, specs={"a": {"always_awake": True}}, a=failing)
     world.run(3600)
     assert world.count("Launch") <= 3 + 4
+
+
+def test_a_daemon_that_closes_starts_nothing_and_stops_what_is_always_awake() -> None:
+    """The room that one leaves is not for another, though its turn was kept."""
+    big = Behaviour(awake_bytes=6 * GIB, levels=())
+    world = Plain({"gpu0": 10}, specs={"c": {"always_awake": True}}, a=big, b=big, c=replace(big, awake_bytes=2 * GIB))
+    world.run(5)
+    world.ask("a", for_s=1000)
+    world.run(5)
+    world.ask("b", wait_s=10)
+    world.run(15)
+    world.play(ev.Closing(at_s=world.now_s))
+    actions = [world.order("stop", model, force=True) for model in "ac"]
+    world.run(60)
+    assert all(world.finished[action].ok for action in actions)
+    assert [world.phase(model) for model in "abc"] == ["stopped"] * 3
+    assert world.count("Launch", "b") == 0
