@@ -87,7 +87,11 @@ class ModelSection(Section):
     )
     idle_sleep_after: Never = key(None, "duration or never", "Put it away after this long without a request.", shown="never")
     always_awake: Awake = key(
-        False, "auto or always", "always: start it with the daemon and never put it away for another model.", shown="auto", name="awake"
+        False,
+        "auto or always",
+        "always: start it with the daemon, and again whenever there is room; an idle one still leaves for a request that needs its room.",
+        shown="auto",
+        name="awake",
     )
     model_class: Literal["interactive", "standard", "batch"] = key(
         "interactive", "interactive, standard or batch", "Priority of its requests, most urgent first.", shown="interactive", name="class"
