@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.domain.errors import Conflict, HotseatError, NotFound
-from scheduler.domain.launch import LaunchEnd, LaunchRecord
-from scheduler.domain.reasons import Code
-from scheduler.orchestrator.effects import Effect, EndLaunch, EngineEffect, Journal, SaveInstance, Stop
+from scheduler.domain.ids import LaunchId
+from scheduler.domain.launch import LaunchRecord
+from scheduler.orchestrator.effects import Effect, EndLaunch, EngineEffect, Journal, SaveInstance, SetVersion, Stop
 from scheduler.orchestrator.events import Happening, IntentRefused, StoreFailed, StoreRecovered
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.rows import write
@@ -47,6 +47,7 @@ class Backlog:
         self._post = post
         self._scope = TaskScope("backlog")
         self._waiting: list[Pass] = []
+        self._under_way: set[asyncio.Future[object]] = set()
         self._given = 0
         self._catching_up = False
 
@@ -65,6 +66,7 @@ class Backlog:
             refused.exception()
             return refused
         committed: asyncio.Future[object] = self._save(rows.rows, rows.records, "+".join(sorted({_label(r) for r in rows.rows})))
+        self._under_way.add(committed)
         committed.add_done_callback(lambda done: self._written(done, rows))
         return committed
 
@@ -92,6 +94,7 @@ class Backlog:
         return self._parts.writer.submit(unit, label)
 
     def _written(self, done: "asyncio.Future[object]", rows: Pass) -> None:
+        self._under_way.discard(done)
         if done.cancelled():
             return
         error = done.exception()
@@ -108,13 +111,7 @@ class Backlog:
             if prior is None or (prior.id, seq) in stops or self._state.last_seq.get(prior.id) != seq:
                 continue
             rows.rows.remove(intent)
-            ended = [r for r in rows.records if r.id == intent.instance.launch]
-            rows.rows += [self._not_begun(record) for record in ended]
             self._post(IntentRefused(at_s=self._now(), seq=seq, prior=prior))
-
-    def _not_begun(self, record: LaunchRecord) -> EndLaunch:
-        """The record is kept, for whatever refers to it already; a later end replaces this one."""
-        return EndLaunch(end=LaunchEnd(launch=record.id, at=self._parts.clock.wall(), result="failed", reason=Code.STORE_UNAVAILABLE))
 
     # --- catching up ------------------------------------------------------------------------------------------------
 
@@ -130,10 +127,15 @@ class Backlog:
         self._post(StoreRecovered(at_s=self._now()))
 
     async def _attempt(self) -> bool:
+        if self._under_way:  # a later pass that fails belongs here too, and may refer to a record of an earlier one
+            await asyncio.wait(set(self._under_way))
         taken = list(self._waiting)
         now = Pass(rows=[SaveInstance(instance=i) for i in self._state.instances.values()])
         for kept in taken:
             kept.rows = [row for row in kept.rows if not isinstance(row, SaveInstance)]  # older than ``now``
+        launches = {_launch_of(row) for kept in (*taken, now) for row in kept.rows}
+        for kept in taken:  # the record of a start that was taken back, and that nothing came after, is of no use
+            kept.records = [record for record in kept.records if record.id in launches]
         try:
             await self._together([*taken, now])
         except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt must come
@@ -176,6 +178,18 @@ def is_fault_of_row(error: Exception) -> bool:
     if isinstance(error, HotseatError):
         return error.code == "store_error" or (isinstance(error, Conflict | NotFound) and error.code != "store_closed")
     return not isinstance(error, OSError | MemoryError)
+
+
+def _launch_of(row: Effect) -> LaunchId | None:
+    """The launch record that this row refers to."""
+    match row:
+        case Journal() | SaveInstance():
+            return row.instance.launch
+        case EndLaunch():
+            return row.end.launch
+        case SetVersion():
+            return row.launch
+    return None
 
 
 class _Degraded(Exception):

@@ -138,14 +138,14 @@ def test_a_start_that_could_neither_be_built_nor_written_is_forgotten(tmp_path: 
     play(tmp_path, {"bad": SMALL, "b": SMALL}, script)
 
 
-def test_a_start_whose_row_failed_is_told_as_one_that_ended(tmp_path: Path) -> None:
+def test_a_start_whose_row_failed_leaves_no_record(tmp_path: Path) -> None:
     async def script(sim: Sim, disk: Disk) -> None:
         disk.is_full()
         assert await sim.chat("a") == "store_unavailable"
         disk.works()
         await sim.until(lambda: sim.kernel.state.store_ok, within_s=60)
         found = await sim.database.read(lambda conn: recent_launches(conn, InstanceId("a#0"), 10))
-        assert [end.result if end else "running" for _, end in found] == ["failed"]
+        assert found == []
         assert await sim.chat("a") == "ok"
 
     play(tmp_path, {"a": SMALL}, script)
@@ -162,6 +162,8 @@ def test_a_stop_while_the_row_of_the_start_waits_for_a_slow_disk(tmp_path: Path)
         stuck.goes_on()
         disk.works()
         await sim.until(lambda: sim.kernel.state.store_ok and stop in sim.finished, within_s=60)
+        found = await sim.database.read(lambda conn: recent_launches(conn, InstanceId("a#0"), 10))
+        assert [end.result if end else "running" for _, end in found] == ["stopped"]
         assert await sim.chat("b") == "ok"
 
     play(tmp_path, {"a": SMALL, "b": SMALL}, script)
