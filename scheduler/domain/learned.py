@@ -53,11 +53,12 @@ class Learned:
         """After a stop whose bytes were seen free."""
         return replace(self, stop_s=_with(self.stop_s, seconds))
 
-    def with_sleep(self, level: int, seconds: float, residue_bytes: int) -> "Learned":
-        """After a confirmed sleep."""
+    def with_sleep(self, level: int, seconds: float | None, residue_bytes: int) -> "Learned":
+        """After a confirmed sleep; ``seconds`` None = nobody saw when it was through."""
+        timed = {} if seconds is None else {level: _with(self.sleep_s.get(level, ()), seconds)}
         return replace(
             self,
-            sleep_s={**self.sleep_s, level: _with(self.sleep_s.get(level, ()), seconds)},
+            sleep_s={**self.sleep_s, **timed},
             residue_bytes={**self.residue_bytes, level: _with(self.residue_bytes.get(level, ()), residue_bytes)},
         )
 

@@ -46,6 +46,7 @@ class Context:
         live = self.state.live_of(iid)
         if after.phase is not before.phase:
             live.effect_at_s = self.now_s
+            live.timed = True
             live.alarmed = False
         line = Transition(
             seq=seq,

@@ -78,6 +78,7 @@ def _sleep_deadline(ctx: Context, instance: Instance) -> None:
         return
     fresh_s = max(live.returned_at_s, ctx.now_s - STALE_PERIODS * policy.sample_period_s)
     if measured_since(ctx, instance, fresh_s) is None:  # stale freezes: what nobody measured is no proof of anything
+        live.timed = False
         ctx.set_deadline(instance.id, ctx.now_s + policy.sleep_settle_s)
         ctx.emit(Measure(devices=instance.devices))
         return
@@ -134,6 +135,7 @@ def _drain_deadline(ctx: Context, instance: Instance) -> None:
 
 def _alarm_not_freed(ctx: Context, instance: Instance) -> None:
     live = ctx.state.live_of(instance.id)
+    live.timed &= all(ctx.state.fresh_sample(d) is not None for d in instance.devices)  # its end comes while nobody can look
     ctx.set_deadline(instance.id, ctx.now_s + ctx.state.policy.stop_settle_s)
     ctx.emit(Measure(devices=instance.devices))
     if not live.alarmed:

@@ -46,7 +46,8 @@ def _asleep(ctx: Context, instance: Instance, level: int, bytes_now: Mapping[Dev
     took = ctx.now_s - live.effect_at_s
     freed = sum(instance.claim.device_bytes.values()) - sum(bytes_now.values())
     facts.sleeps += 1
-    teach(ctx, instance, lambda learned: learned.with_sleep(level, took, max(bytes_now.values(), default=0)))
+    kept = max(bytes_now.values(), default=0)
+    teach(ctx, instance, lambda learned: learned.with_sleep(level, took if live.timed else None, kept))
     claim = Claim({d: facts.footprint.residue(level) for d in instance.devices}, instance.claim.host_bytes).at_least(bytes_now)
     ctx.transition(instance.id, SleepConfirmed(at_s=ctx.now_s, level=level, claim=claim))
     ctx.tell("asleep", instance.model, f"slept {instance.model}: {human_bytes(freed)} freed in {human_seconds(took)}", level=level)
@@ -60,7 +61,8 @@ def _gone(ctx: Context, instance: Instance) -> None:
     took = ctx.now_s - live.effect_at_s
     freed = sum(instance.claim.device_bytes.values())
     if failed is None:
-        teach(ctx, instance, lambda learned: learned.with_stop(took))
+        if live.timed:
+            teach(ctx, instance, lambda learned: learned.with_stop(took))
         end = LaunchEnd(launch=launch_id(instance), at=ctx.state.wall, result="stopped", reason=instance.reason.code)
         ctx.emit(EndLaunch(end=end))
     delay = _retry_delay(ctx, instance, failed)
@@ -74,7 +76,8 @@ def _gone(ctx: Context, instance: Instance) -> None:
         ctx.transition(instance.id, RetriesExhausted(at_s=ctx.now_s, reason=failed))
         ctx.tell("model_failed", instance.model, f"{instance.model} failed: {failed.text}", **why)
     elif failed is None:
-        ctx.tell("stopped", instance.model, f"stopped {instance.model}: {human_bytes(freed)} freed in {human_seconds(took)}")
+        duration = f" in {human_seconds(took)}" if live.timed else ""
+        ctx.tell("stopped", instance.model, f"stopped {instance.model}: {human_bytes(freed)} freed{duration}")
     else:
         ctx.tell("engine_failed", instance.model, f"{instance.model}: {failed.text}", **why)
 
@@ -115,10 +118,17 @@ def learn(ctx: Context, instance: Instance) -> None:
             live.peak_bytes = max(live.peak_bytes, most)
     elif instance.phase is Phase.ASLEEP:
         _settle_asleep(ctx, instance)
+    elif instance.phase is Phase.STOPPING:
+        live.timed |= _is_seen_holding(ctx, instance)  # whoever began it, this daemon sees its end
     current = ctx.instance(instance.id)
     raised = current.claim.at_least(live.measured)
     if raised is not current.claim and current.has_process:
         ctx.set_claim(current.id, raised)
+
+
+def _is_seen_holding(ctx: Context, instance: Instance) -> bool:
+    samples = [sample for d in instance.devices if (sample := ctx.state.fresh_sample(d)) is not None]
+    return any(sample.own.get(holder_of(instance.id), 0) > 0 for sample in samples)
 
 
 def _settle_asleep(ctx: Context, instance: Instance) -> None:

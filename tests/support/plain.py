@@ -191,7 +191,8 @@ class Plain(PlainMachine):
             self.state.facts_of(name).learned = facts.learned
         for instance in old.instances.values():
             if instance.has_process:
-                self.state.live_of(instance.id).fingerprint = old.live_of(instance.id).fingerprint
+                live = self.state.live_of(instance.id)
+                live.fingerprint, live.effect_at_s = old.live_of(instance.id).fingerprint, instance.since_s
         effects = self._resume_all()
         self.watch = Watch(self.state)
         self.play(self.registry())

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.ids import ModelName
+from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.learned import Learned
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
@@ -89,3 +89,57 @@ def test_a_definition_that_is_changed_back_learns_from_what_still_runs() -> None
     world.run(5.0)
     assert facts(world).learned.awake_bytes == known
     assert world.phase("a") == "awake"
+
+
+# --- times ------------------------------------------------------------------------------------------------------
+
+
+def awake_for_a_while(**knobs: float) -> Plain:
+    world = Plain({"gpu0": 10}, a=Behaviour(awake_bytes=2 * GIB, **knobs))  # type: ignore[arg-type]
+    world.ask("a")
+    world.settle()
+    return world
+
+
+def test_a_stop_that_this_daemon_watched_is_timed() -> None:
+    world = awake_for_a_while(term_s=4.0)
+    world.order("stop", "a")
+    world.settle()
+    (seconds,) = facts(world).learned.stop_s
+    assert 4.0 <= seconds <= 5.0
+    assert any("freed in 4" in t.message for t in world.told if t.kind == "stopped")
+
+
+def test_a_stop_that_outlived_its_daemon_is_not_timed() -> None:
+    """When it was through nobody knows: the daemon was away, for hours perhaps."""
+    world = awake_for_a_while(term_s=4.0)
+    world.order("stop", "a")
+    world.run(1.0)
+    world.now_s += 7200.0
+    world.restart()
+    world.settle()
+    assert world.phase("a") == "stopped"
+    assert facts(world).learned.stop_s == ()
+
+
+def test_a_stop_that_is_still_under_way_when_the_next_daemon_looks_is_timed_from_its_beginning() -> None:
+    world = awake_for_a_while(term_s=8.0)
+    world.order("stop", "a")
+    world.run(2.0)
+    world.restart()
+    world.settle()
+    (seconds,) = facts(world).learned.stop_s
+    assert 8.0 <= seconds <= 2.0 + 8.0 + 1.0  # the next daemon sends its TERM again
+
+
+@pytest.mark.parametrize("verb", ["stop", "sleep"])
+def test_what_ended_on_a_blind_device_is_not_timed(verb: str) -> None:
+    world = awake_for_a_while()
+    world.order(verb, "a")
+    world.unreadable.add(DeviceId("gpu0"))
+    world.run(7200.0)
+    world.unreadable.clear()
+    world.settle()
+    learned = facts(world).learned
+    assert (learned.stop_s, dict(learned.sleep_s)) == ((), {})
+    assert bool(learned.residue_bytes) == (verb == "sleep")  # what it keeps was measured all the same
