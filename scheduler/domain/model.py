@@ -105,7 +105,10 @@ RESTART_FIELDS: tuple[str, ...] = (
     "args",
     "env",
     "cwd",
+    "upstream_model",
     "ready_path",
+    "sleep_steps",
+    "wake_steps",
     "devices",
     "footprint",
 )
