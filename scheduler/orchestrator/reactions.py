@@ -292,7 +292,7 @@ def _wanted_in_order(ctx: Context) -> list[ModelName]:
     state = ctx.state
     waiting = {m: state.demand(m) for m in state.holds.models()}
     first = order_demands(waiting, {m: enter_seconds(state, m) for m in waiting})
-    kept = [m for m, f in state.facts.items() if m not in waiting and f.turn_kept_until_s > ctx.now_s and m in state.models]
+    kept = [m for m, s in state.models.items() if s.enabled and m not in waiting and state.facts_of(m).turn_kept_until_s > ctx.now_s]
     return first + kept
 
 

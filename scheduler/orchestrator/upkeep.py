@@ -1,5 +1,6 @@
 """What is done without a request behind it: operators' actions, changed and removed models, idle time, over-full devices."""
 
+from scheduler.domain.errors import Conflict
 from scheduler.domain.ids import ACTION_CAUSE, ActionId, CauseId, DeviceId, HoldId, InstanceId, ModelName, instance_id
 from scheduler.domain.instance import (
     EMPTY_PHASES,
@@ -112,12 +113,14 @@ def _ask_sleep(ctx: Context, iid: InstanceId, event: Asked) -> None:
         text = f"{event.model} is {instance.phase.value.replace('_', ' ')}"
         _finish(ctx, event.action, False, "conflict", text, f"wait until it is awake, or hotseat stop {event.model}")
         return
+    _end_wakes(ctx, event)
     _wish(ctx, iid, goal_asleep(level), event, restart=False)
 
 
 def _ask_stop(ctx: Context, iid: InstanceId, event: Asked) -> None:
     instance = ctx.instance(iid)
     cause = CauseId(f"{ACTION_CAUSE}{event.action}")
+    _end_wakes(ctx, event)
     if instance.phase is Phase.BACKOFF:
         ctx.transition(iid, GoalChanged(at_s=ctx.now_s, cause=cause, reason=Reason(Code.ASKED, f"stopped by {event.by}")))
     if ctx.instance(iid).phase in EMPTY_PHASES:
@@ -126,6 +129,14 @@ def _ask_stop(ctx: Context, iid: InstanceId, event: Asked) -> None:
     _wish(ctx, iid, GOAL_STOPPED, event, restart=False)
     if event.force and instance.phase is Phase.DRAINING:
         moves.cut(ctx, iid, cause)
+
+
+def _end_wakes(ctx: Context, event: Asked) -> None:
+    """An operator's last word counts: who asked for it to wake is told, and no kept turn brings it back; requests wait on."""
+    for hold in ctx.state.holds_of(event.model):
+        if hold.action is not None:
+            ctx.refuse(hold.id, Conflict(f"replaced by a later {event.verb}", code="conflict"))
+    ctx.state.facts_of(event.model).turn_kept_until_s = 0.0
 
 
 def _ask_restart(ctx: Context, iid: InstanceId, event: Asked) -> None:
@@ -213,6 +224,8 @@ def on_models_changed(ctx: Context, event: ModelsChanged) -> None:
         facts = state.facts.setdefault(name, ModelFacts())
         facts.levels, facts.kinds = event.levels.get(name, ()), event.kinds.get(name, ())
         facts.guess = event.guesses.get(name, facts.guess)
+        if not spec.enabled:
+            facts.turn_kept_until_s = 0.0
         if facts.learned.fingerprint not in ("", spec.fingerprint()):
             facts.learned = Learned()
         old = before.get(name)
@@ -224,8 +237,12 @@ def on_models_changed(ctx: Context, event: ModelsChanged) -> None:
 
 
 def forget_removed(ctx: Context) -> None:
-    """Removed and disabled models are drained and stopped; stale ones are stopped when idle and restarted by demand."""
+    """Removed and disabled models are drained and stopped; stale ones are stopped when idle and restarted by demand.
+
+    The scheduler's own wishes are derived anew in each pass: one whose reason is gone must not be carried out.
+    """
     state = ctx.state
+    state.wishes = {iid: wish for iid, wish in state.wishes.items() if wish.action is not None}
     for iid, instance in list(state.instances.items()):
         spec = state.models.get(instance.model)
         if instance.phase in EMPTY_PHASES:
