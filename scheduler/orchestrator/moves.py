@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from scheduler.domain.ids import ActionId, CauseId, DeviceId, InstanceId, ModelName, MoveId
 from scheduler.domain.instance import (
+    EMPTY_PHASES,
     GOAL_AWAKE,
     DrainCancelled,
     DrainIntended,
@@ -91,11 +92,17 @@ def close(ctx: Context, move: Move, state: MoveState, message: str = "") -> bool
     ctx.state.begun.discard(move.id)
     ctx.emit(SaveMove(move=ended))
     if move.action is not None:
-        ok = state is MoveState.DONE
-        text = message or _outcome(ctx, move)
-        code = "" if ok else _code(ctx, move)
-        ctx.emit(FinishAction(action=move.action, ok=ok, code=code, message=text))
+        ok = state is MoveState.DONE and _is_where_asked(ctx, move)
+        text = message or _outcome(ctx, move, ok)
+        code, fix = ("", "") if ok else (_code(ctx, move), ctx.instance(move.steps[-1].instance).reason.fix)
+        ctx.emit(FinishAction(action=move.action, ok=ok, code=code, message=text, fix=fix))
     return True
+
+
+def _is_where_asked(ctx: Context, move: Move) -> bool:
+    """A sleep that went wrong makes room too, but it is not what an operator asked for."""
+    phase, asked = ctx.instance(move.steps[-1].instance).phase, move.steps[-1].goal.phase
+    return phase in EMPTY_PHASES if asked is Phase.STOPPED else phase is asked
 
 
 def _code(ctx: Context, move: Move) -> str:
@@ -107,10 +114,10 @@ def _code(ctx: Context, move: Move) -> str:
     return (Code.MEMORY_NOT_FREED if instance.reason.code is Code.ASKED else instance.reason.code).value
 
 
-def _outcome(ctx: Context, move: Move) -> str:
+def _outcome(ctx: Context, move: Move, ok: bool) -> str:
     last = ctx.instance(move.steps[-1].instance)
     took = human_seconds(ctx.now_s - move.created_s)
-    if last.phase in (Phase.BACKOFF, Phase.FAILED):
+    if last.phase in (Phase.BACKOFF, Phase.FAILED) or (not ok and last.reason.code not in (Code.ASKED, Code.NONE)):
         return f"{last.model} is {last.phase.value}: {last.reason.text}"
     return f"{last.model} is {last.phase.value} after {took}"
 
@@ -235,7 +242,7 @@ def _abandoned(ctx: Context, move: Move) -> bool:
     if move.beneficiary is None or ctx.state.wanted(move.beneficiary):
         return False
     spec = ctx.state.models.get(move.beneficiary)
-    return spec is None or not spec.always_awake
+    return spec is None or not spec.always_awake or not spec.enabled
 
 
 def _wind_up(ctx: Context, move: Move, shrinks: list[Step], grows: list[Step]) -> bool:
