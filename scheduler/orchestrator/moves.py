@@ -9,6 +9,7 @@ from scheduler.domain.ids import ActionId, CauseId, DeviceId, InstanceId, ModelN
 from scheduler.domain.instance import (
     EMPTY_PHASES,
     GOAL_AWAKE,
+    GOAL_STOPPED,
     DrainCancelled,
     DrainIntended,
     Forced,
@@ -21,7 +22,7 @@ from scheduler.domain.units import human_seconds
 from scheduler.orchestrator import lifecycle
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CutLeases, FinishAction, Measure, SaveMove, Stop
-from scheduler.orchestrator.state import FORCE_GRACE_S
+from scheduler.orchestrator.state import FORCE_GRACE_S, Wish
 from scheduler.orchestrator.view import grows_beside, picture, restless, target
 from scheduler.planner.feasible import admits_growth, gap_on
 
@@ -80,7 +81,7 @@ def _advance_one(ctx: Context, move: Move) -> bool:
         if verdict is None:
             return False
         if verdict is not MoveState.DONE:
-            return close(ctx, move, verdict)
+            return close(ctx, ctx.state.moves[move.id], verdict)
     return close(ctx, move, MoveState.DONE)
 
 
@@ -212,6 +213,8 @@ def _admit(ctx: Context, move: Move, step: Step) -> MoveState | None:
     now = picture(ctx.state)
     goal = target(ctx.state, instance.model)
     devices = instance.devices if instance.phase is Phase.ASLEEP else step.devices
+    if devices not in goal.sets:
+        return _elsewhere(ctx, move, step)
     if any(restless(i) and i.id != instance.id and set(devices) & set(i.devices) for i in ctx.state.instances.values()):
         return None  # a crash or a finding came between: it ends by its own deadline
     if admits_growth(now, devices) and all(gap_on(now, goal, d).closed for d in devices):
@@ -227,6 +230,14 @@ def _admit(ctx: Context, move: Move, step: Step) -> MoveState | None:
         return None
     ctx.tell("memory_not_freed", instance.model, f"not started: the room for {instance.model} was not seen free within {SETTLE_S:.0f} s")
     ctx.state.cooldown[instance.model] = ctx.now_s + 1.0
+    return MoveState.FAILED
+
+
+def _elsewhere(ctx: Context, move: Move, step: Step) -> MoveState:
+    """It may not sit there any more: whoever wanted it waits on, for a seat where it may."""
+    if move.action is not None and step.instance not in ctx.state.wishes:
+        ctx.state.wishes[step.instance] = Wish(goal=GOAL_STOPPED, cause=move.cause, reason=move.reason, action=move.action, restart=True)
+        ctx.state.moves[move.id] = replace(move, action=None)
     return MoveState.FAILED
 
 
