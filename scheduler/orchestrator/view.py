@@ -1,6 +1,7 @@
 """The reducer's state as the planner sees it."""
 
 from collections.abc import Mapping
+from math import isfinite
 
 from scheduler.domain.claims import Footprint, Source
 from scheduler.domain.device import DeviceInfo, DeviceSample, Health
@@ -168,7 +169,10 @@ class Scene:
             return Availability.LOCKED, Reason(Code.WAITING_TURN, "it is serving"), None
         live = state.live_of(instance.id)
         if state.demand(instance.model).arrived_s <= instance.since_s and not (live.slow or live.refused):
-            return Availability.LOCKED, Reason(Code.WAITING_TURN, "it serves the requests that woke it first"), None
+            gate = gate_by(state, instance, beneficiary)  # a queue behind a limit may be long: nobody is postponed past his max_wait
+            if state.now_s < gate:
+                free_at = gate if isfinite(gate) else None
+                return Availability.LOCKED, Reason(Code.WAITING_TURN, "it serves the requests that woke it first"), free_at
         ends = turn_end(state, instance, beneficiary)
         if state.now_s >= ends:
             return Availability.DRAIN, None, None
@@ -266,8 +270,13 @@ def turn_end(state: State, busy: Instance, beneficiary: ModelName) -> float:
     spec = state.models.get(busy.model)
     min_awake = spec.min_awake_s if spec is not None else 0.0
     turn = turn_length(contenders, switch, wants.patience_s, state.policy.turn_factor, min_awake)
-    gate_by = gate_before(wants.deadline_s, switch, state.facts_of(busy.model).service_s)
-    return min(busy.since_s + turn.length_s, gate_by)
+    return min(busy.since_s + turn.length_s, gate_by(state, busy, beneficiary))
+
+
+def gate_by(state: State, busy: Instance, beneficiary: ModelName) -> float:
+    """When a busy instance must be gated at the latest, whatever its turn, for ``beneficiary`` to come in time (monotonic seconds)."""
+    switch = switch_seconds(state, busy, beneficiary)
+    return gate_before(state.demand(beneficiary).deadline_s, switch, state.facts_of(busy.model).service_s)
 
 
 def switch_seconds(state: State, leaving: Instance, entering: ModelName) -> float:
