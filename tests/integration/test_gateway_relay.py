@@ -285,7 +285,7 @@ async def test_a_cut_reaches_a_request_that_its_engine_does_not_read() -> None:
         client.post(CHAT, body_of("m", x="A" * (20 << 20)), Connection="close")
         answer = await client.reader.read()
         assert answer.startswith(b"HTTP/1.1 502 ")
-        assert b"make room" in answer
+        assert b"put away" in answer
         await client.close()
     assert [one.outcome for one in desk.released] == [Outcome.ABORTED]
 
@@ -659,7 +659,7 @@ async def test_a_cut_answer_ends_with_an_error_and_is_not_tried_again(stream: bo
         told = json.loads(text.removeprefix(b"data: "))["error"]
     assert answer.status == (200 if stream else 502)
     assert told["code"] == "engine_lost"
-    assert "make room" in told["message"]
+    assert "put away" in told["message"]
     assert [(one.outcome, one.usage) for one in desk.released] == [(Outcome.ABORTED, Usage(endpoint="chat/completions", status=502))]
     assert metrics.of("interrupted") == ([("cut",)] if stream else [])
 

@@ -22,7 +22,8 @@ def test_a_queue_behind_a_limit_does_not_postpone_another_model_past_its_max_wai
     (b,) = world.ask("b", wait_s=60.0, limit_s=60.0)
     world.run(100)
     assert b.end == "ok"
-    assert b.waited_s is not None and b.waited_s <= 60.0
+    assert b.waited_s is not None
+    assert b.waited_s <= 60.0
 
 
 def test_the_requests_that_woke_it_are_served_until_then() -> None:
