@@ -6,6 +6,7 @@ import pytest
 
 from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.learned import Learned
+from scheduler.domain.model import HttpStep
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
 from scheduler.orchestrator.state import ModelFacts
@@ -143,3 +144,15 @@ def test_what_ended_on_a_blind_device_is_not_timed(verb: str) -> None:
     learned = facts(world).learned
     assert (learned.stop_s, dict(learned.sleep_s)) == ((), {})
     assert bool(learned.residue_bytes) == (verb == "sleep")  # what it keeps was measured all the same
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sleep_steps": (HttpStep(path="/sleep"),)}, {"wake_steps": (HttpStep(path="/wake"),)}, {"upstream_model": "other"}],
+)
+def test_what_the_launch_record_keeps_makes_a_running_engine_stale(change: dict[str, object]) -> None:
+    world = awake_for_a_while()
+    world.configure(a=change)
+    world.settle()
+    assert world.phase("a") == "stopped"
+    assert world.instance("a").reason.code is Code.SPEC_STALE
