@@ -37,7 +37,7 @@ class Standstill:
         """The answer that stands for ``model``; None = think."""
         state = self.scene.state
         known = state.stuck.get(model)
-        if known is None or known.demand != _demand(state, model):
+        if known is None or known.wants is not state.demand(model) or known.given != _given(state, model):
             return None
         sooner_s = self._sooner(known)
         if state.now_s >= known.until_s - sooner_s or state.now_s >= known.noted_s + STANDS_S:
@@ -52,7 +52,8 @@ class Standstill:
         times = [seat.free_at_s for seat in picture.seats if seat.free_at_s is not None]
         state.stuck[model] = Stuck(
             answer=answer,
-            demand=_demand(state, model),
+            wants=state.demand(model),
+            given=_given(state, model),
             noted_s=state.now_s,
             until_s=min(times, default=float("inf")),
             services=self._services,
@@ -67,8 +68,7 @@ class Standstill:
         return found
 
 
-def _demand(state: State, model: ModelName) -> tuple[object, ...]:
-    """What an answer depends on besides the scene: the model itself, and how urgently it is wanted."""
-    facts, wants = state.facts_of(model), state.demand(model)
-    instance = state.instances.get(instance_id(model))
-    return (instance, state.models.get(model), facts.guess, facts.learned, facts.kinds, wants.deadline_s, wants.patience_s)
+def _given(state: State, model: ModelName) -> tuple[object, ...]:
+    """What an answer depends on besides the scene and the demand: the model itself."""
+    facts = state.facts_of(model)
+    return (state.instances.get(instance_id(model)), state.models.get(model), facts.guess, facts.learned, facts.kinds)

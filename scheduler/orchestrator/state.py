@@ -121,7 +121,8 @@ class Stuck:
     """Why nothing could be done for a model, and what that was said of (monotonic seconds)."""
 
     answer: NotNow
-    demand: tuple[object, ...]
+    wants: Demand  # made anew by every change of the model's holds
+    given: tuple[object, ...]  # the model itself
     noted_s: float
     until_s: float  # when the first seat becomes free by time alone
     services: Mapping[ModelName, float]  # seconds of a request, by which the ends of turns were reckoned

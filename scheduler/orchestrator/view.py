@@ -169,7 +169,7 @@ class Scene:
             return Availability.LOCKED, Reason(Code.WAITING_TURN, "it is serving"), None
         live = state.live_of(instance.id)
         if state.demand(instance.model).arrived_s <= instance.since_s and not (live.slow or live.refused):
-            gate = gate_by(state, instance, beneficiary)  # a queue behind a limit may be long: nobody is postponed past his max_wait
+            gate = _lock_end(state, instance, beneficiary)
             if state.now_s < gate:
                 free_at = gate if isfinite(gate) else None
                 return Availability.LOCKED, Reason(Code.WAITING_TURN, "it serves the requests that woke it first"), free_at
@@ -270,13 +270,19 @@ def turn_end(state: State, busy: Instance, beneficiary: ModelName) -> float:
     spec = state.models.get(busy.model)
     min_awake = spec.min_awake_s if spec is not None else 0.0
     turn = turn_length(contenders, switch, wants.patience_s, state.policy.turn_factor, min_awake)
-    return min(busy.since_s + turn.length_s, gate_by(state, busy, beneficiary))
+    gate_by = gate_before(wants.deadline_s, switch, state.facts_of(busy.model).service_s)
+    return min(busy.since_s + turn.length_s, gate_by)
 
 
-def gate_by(state: State, busy: Instance, beneficiary: ModelName) -> float:
-    """When a busy instance must be gated at the latest, whatever its turn, for ``beneficiary`` to come in time (monotonic seconds)."""
-    switch = switch_seconds(state, busy, beneficiary)
-    return gate_before(state.demand(beneficiary).deadline_s, switch, state.facts_of(busy.model).service_s)
+def _lock_end(state: State, woken: Instance, beneficiary: ModelName) -> float:
+    """Until when an instance may serve those who woke it, who may be many behind a limit: nobody else is postponed past his max_wait.
+
+    Who was too late already when it became awake does not count: gating it at once would help nobody (monotonic seconds).
+    """
+    switch = switch_seconds(state, woken, beneficiary)
+    service = state.facts_of(woken.model).service_s
+    gates = (gate_before(hold.deadline_s, switch, service) for hold in state.holds.of(beneficiary).values())
+    return min((gate for gate in gates if gate > woken.since_s), default=float("inf"))
 
 
 def switch_seconds(state: State, leaving: Instance, entering: ModelName) -> float:

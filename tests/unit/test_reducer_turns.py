@@ -36,6 +36,15 @@ def test_the_requests_that_woke_it_are_served_until_then() -> None:
     assert b.end == "ok"
 
 
+def test_who_could_not_come_in_time_anyhow_does_not_end_a_turn_that_has_just_begun() -> None:
+    world = Plain({"gpu0": 24}, specs={"a": {"max_concurrent": 1}}, a=STOPPER, b=STOPPER)
+    world.ask("a", 4, for_s=2.0, wait_s=900.0, limit_s=900.0)
+    world.run_until(lambda: world.phase("a") == "launching")
+    world.ask("b", wait_s=12.0, limit_s=300.0)
+    world.run_until(lambda: world.phase("a") == "draining")
+    assert "held" not in world.ends("a")
+
+
 def test_the_rest_of_the_queue_is_served_afterwards() -> None:
     world = queued(20)
     world.ask("b", wait_s=60.0, limit_s=60.0)
