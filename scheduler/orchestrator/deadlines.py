@@ -59,6 +59,9 @@ def on_deadline(ctx: Context, instance: Instance) -> None:
 def _not_ready(ctx: Context, instance: Instance) -> Reason:
     """A start is out of time: busy to the end, or long since without a sign of life."""
     text = f"{instance.model} was not ready after {human_seconds(ctx.now_s - ctx.state.live_of(instance.id).effect_at_s)}"
+    odd = ctx.state.live_of(instance.id).odd_answer
+    if odd:
+        return Reason(Code.START_TIMEOUT, f"{text}: {odd}", f"correct what the answer names; else look at `hotseat logs {instance.model}`")
     idle_s = ctx.now_s - ctx.state.progressed_at(instance)
     if idle_s < ctx.state.policy.progress_window_s:
         fix = f"look at `hotseat logs {instance.model}`; raise start_timeout if it only needs longer"

@@ -85,6 +85,13 @@ class StartProgressed(FromEngine):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartAnswered(FromEngine):
+    """It is not ready, but something on its port answers, and not as an engine that loads does; empty = no longer."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineExited(FromEngine):
     """Its leader ended, or it was never started (``reason`` says why)."""
 

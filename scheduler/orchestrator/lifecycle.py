@@ -38,6 +38,7 @@ from scheduler.orchestrator.events import (
     GroupEmpty,
     SleepErrored,
     SleepReturned,
+    StartAnswered,
     StartProgressed,
     WakeErrored,
 )
@@ -164,6 +165,11 @@ def on_progress(ctx: Context, event: StartProgressed) -> None:
     """A start does something: whoever waits without a limit of their own goes on waiting."""
     if ctx.instance(event.instance).phase is Phase.LAUNCHING:
         ctx.state.live_of(event.instance).progress_at_s = ctx.now_s
+
+
+def on_answer(ctx: Context, event: StartAnswered) -> None:
+    """Kept for the sentence that is told when the start runs out of time."""
+    ctx.state.live_of(event.instance).odd_answer = event.detail
 
 
 def on_exit(ctx: Context, event: EngineExited) -> None:

@@ -58,6 +58,7 @@ class Live:
     effect_at_s: float = 0.0  # when the transition in progress began
     timed: bool = False  # its duration is known: it began in this daemon or was seen under way, and its end is looked for
     progress_at_s: float = 0.0  # when the start in progress last did something
+    odd_answer: str = ""  # what it answers while it should be loading
     launched_at_s: float | None = None  # when the start in progress began; None = nobody knows any more
     measured: dict[DeviceId, int] = field(default_factory=dict)
     watched: bool = False  # this daemon saw the start of this run from its beginning

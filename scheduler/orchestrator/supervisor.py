@@ -24,6 +24,7 @@ from scheduler.orchestrator.events import (
     Happening,
     SleepErrored,
     SleepReturned,
+    StartAnswered,
     StartProgressed,
     WakeErrored,
 )
@@ -52,6 +53,7 @@ class Progress:
     """What the last look at a start saw (see ``Launcher.activity``), and when to look again."""
 
     seen: int | None = None
+    odd: str = ""
     look_at_s: float = 0.0
 
 
@@ -261,6 +263,10 @@ class Supervisor:
         found = await self._probe()
         if await self._has_progressed(progress, record):
             self._post(StartProgressed(at_s=self._now(), instance=self.instance, launch=launch))
+        odd = found.detail if found.answer is Answer.BROKEN else ""
+        if odd != progress.odd:
+            progress.odd = odd
+            self._post(StartAnswered(at_s=self._now(), instance=self.instance, launch=launch, detail=odd))
         theirs = found.answer is not Answer.REFUSED and await self._port_is_not_ours(record.port)
         # An engine that ended between its answer and the look at its port listens nowhere; a stranger still answers.
         if theirs and (await self._probe()).answer is not Answer.REFUSED:

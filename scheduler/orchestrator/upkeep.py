@@ -310,7 +310,8 @@ def shed(ctx: Context) -> bool:
             continue
         held, limit = human_bytes(state.claimed_on(device)), human_bytes(info.usable_bytes)
         text = f"{device}: {held} claimed and {human_bytes(foreign)} used by others exceed {limit}; nothing grows there"
-        state.degraded.setdefault(key, (text, "end the foreign process, or stop a model", state.wall))
+        fix = "end the foreign process, or stop a model" if foreign else "nothing to do: an idle model is put away; or stop one"
+        state.degraded[key] = (text, fix, state.degraded[key][2] if key in state.degraded else state.wall)
         if device not in state.owned_devices() and not _leaving(ctx, device):
             opened |= _shed_one(ctx, device, text)
     return opened

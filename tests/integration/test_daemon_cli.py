@@ -177,6 +177,12 @@ async def test_a_secret_in_an_engines_last_words_is_neither_shown_nor_kept(tmp_p
         assert b"verysecret" not in b"".join(file.read_bytes() for file in daemon.state_dir.glob("hotseat.db*"))
 
 
+async def test_a_wrong_ready_path_is_named(tmp_path: Path) -> None:
+    async with house(tmp_path, fake("a", ready={"path": "/nope"}, start_timeout="2s"), SEAT) as daemon:
+        assert "/nope answers 404; `ready: {path: ...}` names another path" in await said(daemon, "wake a", code=1)
+        assert "/nope answers 404" in (await failure_card(daemon, "a"))["why"]
+
+
 async def test_a_start_of_llamacpp_that_fails_has_a_card(tmp_path: Path) -> None:
     model = str(await asyncio.to_thread(demo_model_path))
     cut = tmp_path / "cut.gguf"

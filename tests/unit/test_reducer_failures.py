@@ -2,9 +2,11 @@
 
 import pytest
 
+from scheduler.domain.ids import InstanceId, LaunchId
 from scheduler.domain.lease import Outcome
 from scheduler.domain.reasons import PERMANENT, Code, Reason
 from scheduler.domain.units import GIB
+from scheduler.orchestrator import events as ev
 from scheduler.orchestrator.events import EngineExited, EngineIdle, EngineReady, EngineRefused, EngineSlow, GroupEmpty
 from scheduler.orchestrator.state import Policy
 from tests.support.behaviour import ALWAYS, NEVER, Behaviour, StartFailure
@@ -284,3 +286,16 @@ def test_reports_of_an_earlier_launch_change_nothing() -> None:
     ):
         world.play(event)
         assert world.instance("a") == before
+
+
+def test_a_start_that_gives_odd_answers_is_told_with_them() -> None:
+    knobs = Behaviour(start_s=1000.0, **STOPPER)  # type: ignore[arg-type]
+    world = Plain({"gpu0": 24}, specs={"a": {"start_timeout_s": 30.0}}, policy=Policy(max_launch_failures=1), a=knobs)
+    world.order("wake", "a")
+    world.run(5)
+    detail = "/health answers 404; `ready: {path: ...}` names another path"
+    world.play(ev.StartAnswered(at_s=world.now_s, instance=InstanceId("a#0"), launch=LaunchId(1), detail=detail))
+    world.settle()
+    reason = world.instance("a").reason
+    assert (reason.code, reason.text) == (Code.START_TIMEOUT, f"a was not ready after 30 s: {detail}")
+    assert "correct what the answer names" in reason.fix
