@@ -81,8 +81,10 @@ def _configuration(args: argparse.Namespace) -> Loaded:
 async def _run(loaded: Loaded) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a terminal that closes is no reason to die in disorder
+    for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it is to be ignored
+        loop.add_signal_handler(signal.SIGHUP, stop.set)  # a terminal that closes is no reason to die in disorder
     server = Server(loaded, SystemClock())
     try:
         await server.start()

@@ -5,7 +5,7 @@ from scheduler.domain.instance import Instance, Phase
 from scheduler.domain.model import ModelSpec
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.view import target
-from scheduler.planner.feasible import most_bytes
+from scheduler.planner.feasible import fits_alone
 
 #: A request is answered from here, or soon is, whatever the devices and the store do.
 _UP = frozenset({Phase.AWAKE, Phase.LAUNCHING, Phase.WAKING})
@@ -37,4 +37,4 @@ def _given_up(state: State, instance: Instance) -> bool:
 def _has_a_seat(state: State, spec: ModelSpec, fresh: set[DeviceId]) -> bool:
     """Whether it would fit somewhere measured, with everything else of ours away: those others can be made to leave."""
     wanted = target(state, spec.name)
-    return any(fresh.issuperset(seat) and all(wanted.need_bytes <= most_bytes(state.devices[d]) for d in seat) for seat in wanted.sets)
+    return any(fresh.issuperset(seat) and fits_alone(wanted.need_bytes, (state.devices[d] for d in seat)) for seat in wanted.sets)

@@ -90,7 +90,7 @@ def _sleep_deadline(ctx: Context, instance: Instance) -> None:
     reason = Reason(
         Code.SLEEP_INEFFECTIVE,
         f"{instance.model} said it sleeps at level {level} but still holds {human_bytes(held)}: stopped instead",
-        f"this level is not tried again with these flags; `hotseat reset {instance.model} --learned` forgets it",
+        "check the engine's sleep mode; this level is tried again with another version of the engine or other flags",
     )
     teach(ctx, instance, lambda learned: learned.with_denied(level))
     ctx.count_failure(instance.id, "sleep")

@@ -12,7 +12,7 @@ from scheduler.domain.model import ModelClass, ModelSpec
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import human_seconds
 from scheduler.orchestrator.state import State
-from scheduler.planner.feasible import most_bytes
+from scheduler.planner.feasible import fits_alone, most_bytes
 from scheduler.planner.inputs import Availability, DeviceView, Exit, HostView, Picture, Seat, Target
 from scheduler.planner.turns import gate_before, turn_length
 
@@ -214,7 +214,7 @@ def fits_elsewhere(state: State, model: ModelName) -> bool:
 
 
 def _ever_fits(state: State, goal: Target) -> bool:
-    return any(all(goal.need_bytes <= most_bytes(state.devices[d]) for d in devices) for devices in goal.sets)
+    return any(fits_alone(goal.need_bytes, (state.devices[d] for d in devices)) for devices in goal.sets)
 
 
 def _without_allowance(state: State, footprint: Footprint, sets: tuple[tuple[DeviceId, ...], ...], need: int) -> int:

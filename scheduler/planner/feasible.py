@@ -1,5 +1,6 @@
 """Admission: both tests of scheduling.md section 1, the stricter wins."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scheduler.domain.device import DeviceInfo, Health
@@ -32,7 +33,12 @@ def gap_on(picture: Picture, target: Target, device: DeviceId) -> Gap:
 
 def can_ever_fit(picture: Picture, target: Target, devices: tuple[DeviceId, ...]) -> bool:
     """Whether it would fit with everything else of ours away (foreign use and free memory do not count)."""
-    return all(d in picture.devices and target.need_bytes <= most_bytes(picture.devices[d].info) for d in devices)
+    return all(d in picture.devices for d in devices) and fits_alone(target.need_bytes, (picture.devices[d].info for d in devices))
+
+
+def fits_alone(need_bytes: int, devices: Iterable[DeviceInfo]) -> bool:
+    """Whether ``need_bytes`` on each of these devices are to be had when nobody else of ours sits there."""
+    return all(need_bytes <= most_bytes(device) for device in devices)
 
 
 def most_bytes(info: DeviceInfo) -> int:

@@ -1,5 +1,6 @@
 """The documentation matches the code and its own links lead somewhere."""
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -16,6 +17,8 @@ from scheduler.telemetry.metric_list import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+#: Words that follow the name of the program in sentences about it.
+_PROSE = {"answers", "command", "configuration", "database", "decides", "into", "is", "itself", "may", "read", "reads", "sets", "with"}
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -105,6 +108,30 @@ def test_commands_in_the_text_exist(page: Path) -> None:
     known = {name.split()[0] for name in BY_NAME} | set(ALIASES) | GROUPS
     used = set(re.findall(r"(?:`|\$ |bin/)hotseat ([a-z][a-z-]+)", text.replace(coming, "") if coming else text))
     assert used - known == set()
+
+
+def _told(source: Path) -> str:
+    """All that a module can say: its strings without docstrings, a line each; ``{}`` stands for what is put in."""
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            silent.update(id(part) for part in node.values)
+            lines.append("".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
+            lines.append(node.value)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("room", ["scheduler", "adapters"])
+def test_commands_in_messages_exist(room: str) -> None:
+    """A remedy that cannot be typed is none."""
+    known = {name.split()[0] for name in BY_NAME} | set(ALIASES) | GROUPS
+    used = {
+        (word, source.name) for source in (ROOT / room).rglob("*.py") for word in re.findall(r"\bhotseat ([a-z][a-z-]+)", _told(source))
+    }
+    assert {(word, name) for word, name in used if word not in known | _PROSE} == set()
 
 
 def test_every_reason_code_is_explained_and_no_other() -> None:

@@ -210,3 +210,15 @@ async def test_a_hangup_ends_the_daemon_in_order(tmp_path: Path) -> None:
         assert alive(pid)
         await daemon.start()
         assert await daemon.pid("a") == pid
+
+
+async def test_under_nohup_a_hangup_means_nothing(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit it, as from nohup
+    try:
+        async with house(tmp_path, fake("a"), SEAT) as daemon:
+            assert daemon.process is not None
+            daemon.process.send_signal(signal.SIGHUP)
+            assert (await daemon.chat("a"))[0] == 200
+            assert daemon.process.returncode is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
