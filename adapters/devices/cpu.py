@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from adapters.procfs.memory import Resident, read_cpu_times, read_held_bytes, read_host_memory, read_resident
 from adapters.procfs.processes import PROC, read_stat
 from adapters.procfs.threads import outcome_of
-from scheduler.domain.device import DeviceInfo, DeviceSample
+from scheduler.domain.device import DeviceInfo, DeviceSample, Pin
 from scheduler.domain.errors import Permanent
 from scheduler.domain.ids import DeviceId, Holder
 from scheduler.domain.units import MIB, human_bytes
@@ -69,7 +69,16 @@ class CpuDevices:
         """Always ``cpu``."""
         return _KIND
 
-    async def inventory(self) -> Sequence[DeviceInfo]:
+    @property
+    def generation(self) -> int:
+        """Always 0: budgets change with the configuration only."""
+        return 0
+
+    def pins(self) -> Mapping[DeviceId, Pin]:
+        """None: the scheduler of the operating system places processes."""
+        return {}
+
+    async def inventory(self, known: Mapping[str, DeviceId]) -> Sequence[DeviceInfo]:
         """The declared budgets, in their order. Raises Permanent when the machine has less memory than they promise."""
         try:
             total = (await asyncio.to_thread(read_host_memory, self._proc)).total_bytes
@@ -94,8 +103,8 @@ class CpuDevices:
             for index, budget in enumerate(self._budgets)
         ]
 
-    async def sample(self, groups: Groups) -> Sequence[DeviceSample]:
-        """Measure all budgets now; empty while a reading hangs or fails, so that the devices become stale by age.
+    async def sample(self, groups: Groups, moving: frozenset[Holder] = frozenset()) -> Sequence[DeviceSample]:
+        """Measure all budgets now, every process by itself; empty while a reading hangs or fails, so that the devices become stale by age.
 
         Devices of other families in ``groups`` are ignored.
         """
@@ -130,6 +139,7 @@ class CpuDevices:
                 foreign_bytes=pressure[budget.id],
                 own=own[budget.id],
                 utilization_ratio=utilization,
+                source="procfs",
             )
             for budget in self._budgets
         ]

@@ -31,7 +31,9 @@ BANDWIDTH_PRIOR_BPS = 1_000_000_000  # storage, bytes per second, until a start 
 class Footprint:
     """What one instance of a model takes, bytes per device, seconds per transition.
 
-    ``awake_bytes`` = weights + overhead + KV as started. ``start_peak_bytes`` is the most seen while starting.
+    ``awake_bytes`` = weights + overhead + ``kv_bytes``, the KV cache it would be started with where there is room for it;
+    ``kv_min_bytes`` is the least that makes sense (one request of full length). Both are 0 where the engine sizes its KV itself.
+    ``start_peak_bytes`` is the most seen while starting.
     ``residue_bytes`` / ``host_bytes`` / ``wake_s`` / ``sleep_s`` are keyed by sleep level; a missing level = unknown.
     """
 
@@ -44,6 +46,8 @@ class Footprint:
     start_s: float = 0.0
     stop_s: float = 0.0
     weights_bytes: int = 0
+    kv_bytes: int = 0
+    kv_min_bytes: int = 0
     source: Source = Source.ESTIMATED
 
     def launch_bytes(self) -> int:

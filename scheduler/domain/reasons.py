@@ -51,6 +51,11 @@ class Code(StrEnum):
     START_STALLED = "start_stalled"
     START_TIMEOUT = "start_timeout"
     DEVICE_LOST = "device_lost"
+    DRIVER_MISMATCH = "driver_mismatch"
+    EXCLUSIVE_MODE = "exclusive_mode"
+    GATED_MODEL = "gated_model"
+    OUTPUT_WRONG = "output_wrong"  # it answers, but not what it answered before it slept
+    RECYCLED = "recycled"
     CRASHED = "crashed"
     ENGINE_LOST = "engine_lost"  # alive, but does not answer any more
     MEMORY_NOT_FREED = "memory_not_freed"

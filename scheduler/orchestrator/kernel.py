@@ -83,7 +83,7 @@ class Kernel:
         state.host_limit_bytes = host_limit_bytes
         changed = await self._register(models)
         for source in parts.sources:
-            for info in await source.inventory():
+            for info in await source.inventory({}):
                 state.devices[info.id] = info
         registry = await self.registry_event(models)
         await parts.writer.submit(next_epoch, "epoch")

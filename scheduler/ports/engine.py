@@ -14,11 +14,20 @@ from scheduler.ports.launcher import ExitInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """What the daemon decided for one launch."""
+    """What the daemon decided for one launch.
+
+    ``device_index`` is in PCI order, ``device_uuid`` beside it; ``by_uuid`` = only the uuid names them (MIG).
+    ``kv_bytes`` and ``claim_bytes`` (all that it may take) are per device, ``capacity_bytes`` is of the smallest of them.
+    """
 
     port: int
     devices: tuple[DeviceId, ...]
     device_index: tuple[int, ...] = ()
+    device_uuid: tuple[str, ...] = ()
+    by_uuid: bool = False
+    device_kind: str = ""
+    capacity_bytes: int = 0
+    claim_bytes: int = 0
     kv_bytes: int | None = None
     api_key: str = ""
 
@@ -42,6 +51,7 @@ class Endpoint:
     version: str = ""
     sleep_paths: tuple[tuple[str, float], ...] = ()  # (path, timeout_s), engine `command` only
     wake_paths: tuple[tuple[str, float], ...] = ()
+    golden: str = ""  # what :class:`WarmsUp` returned after its start; empty = nothing to compare with
 
 
 class Answer(StrEnum):
@@ -120,7 +130,23 @@ class CanSleep(Protocol):
         ...
 
     async def wake(self, endpoint: Endpoint, level: int, timeout_s: float) -> None:
-        """Wake it from ``level``; returns when it answered a real probe. Raises Temporary or Permanent."""
+        """Wake it from ``level``; returns when it answered a real probe.
+
+        Raises Temporary ``wake_failed``, Temporary ``device_oom`` when it found no room (it is still asleep, parts of its memory
+        may be mapped), and Permanent ``output_wrong`` when it answers, but not what it did before it slept: it must not serve.
+        """
+        ...
+
+
+@runtime_checkable
+class WarmsUp(Protocol):
+    """Ability: one request after a cold start, so that neither the first caller nor each wake pays for it."""
+
+    async def warm_up(self, endpoint: Endpoint, timeout_s: float) -> str:
+        """Returns the answer to compare with after each wake, as the engine's own text; empty = it has none.
+
+        Raises Temporary when the engine does not answer, Permanent when it answers nothing that can be used.
+        """
         ...
 
 

@@ -138,7 +138,7 @@ async def test_every_device_and_every_holder_asked_for_is_in_the_result(actors: 
 
 async def test_inventory_names_the_budgets_in_order() -> None:
     devices = CpuDevices([budget("cpu1", 2 * GIB, 64 * MIB), budget("cpu0")], Ticks())
-    first, second = await devices.inventory()
+    first, second = await devices.inventory({})
     assert (first.id, first.kind, first.index, first.name) == (CPU1, "cpu", 0, "memory of cpu1")
     assert (first.capacity_bytes, first.headroom_bytes, first.reserved_bytes, first.host_memory) == (2 * GIB, 64 * MIB, 0, True)
     assert (second.id, second.index) == (CPU0, 1)
@@ -148,7 +148,7 @@ async def test_inventory_names_the_budgets_in_order() -> None:
 async def test_budgets_that_the_machine_cannot_keep_are_refused() -> None:
     devices = CpuDevices([budget("cpu0", 1 << 50), budget("cpu1")], Ticks())
     with pytest.raises(Permanent, match=r"cpu0, cpu1.*promise 1048577\.0 GiB, the machine has \d+\.\d GiB") as failure:
-        await devices.inventory()
+        await devices.inventory({})
     assert "lower" in failure.value.fix
 
 
@@ -316,7 +316,7 @@ async def test_unreadable_machine_yields_no_sample_and_recovers(machine: Machine
     (machine.root / "meminfo").unlink()
     assert await devices.sample({}) == []
     with pytest.raises(Permanent, match="cannot measure host memory"):
-        await devices.inventory()
+        await devices.inventory({})
     machine.set_available(1000)
     assert len(await devices.sample({})) == 1
 

@@ -27,11 +27,13 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     inventory, sample = WorldDevices.inventory, WorldDevices.sample
     gone: set[str] = set()
 
-    async def fewer(self: WorldDevices) -> Sequence[DeviceInfo]:
-        return [info for info in await inventory(self) if info.id not in gone]
+    async def fewer(self: WorldDevices, known: Mapping[str, DeviceId]) -> Sequence[DeviceInfo]:
+        return [info for info in await inventory(self, known) if info.id not in gone]
 
-    async def measured(self: WorldDevices, groups: Mapping[DeviceId, Mapping[Holder, frozenset[int]]]) -> Sequence[DeviceSample]:
-        return [s for s in await sample(self, groups) if s.device not in gone]
+    async def measured(
+        self: WorldDevices, groups: Mapping[DeviceId, Mapping[Holder, frozenset[int]]], moving: frozenset[Holder] = frozenset()
+    ) -> Sequence[DeviceSample]:
+        return [s for s in await sample(self, groups, moving) if s.device not in gone]
 
     monkeypatch.setattr(WorldDevices, "inventory", fewer)
     monkeypatch.setattr(WorldDevices, "sample", measured)

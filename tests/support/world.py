@@ -88,6 +88,7 @@ class World:
         self.logs: dict[str, list[str]] = {}  # log path -> lines
         self.log: list[Entry] = []
         self.starts: Counter[ModelName] = Counter()
+        self.generation = 0  # of the set of devices
         self.host_peak_bytes = 0
         self.sample_s = 0.0  # how long a measurement takes
         self.on_change: Callable[[], None] = lambda: None  # called after every change, for checks

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.domain.claims import Footprint
-from scheduler.domain.device import DeviceInfo, DeviceSample
+from scheduler.domain.device import DeviceInfo, DeviceSample, Pin
 from scheduler.domain.errors import Permanent, Temporary
 from scheduler.domain.ids import DeviceId, Holder, ModelName
 from scheduler.domain.model import ModelSpec
@@ -295,12 +295,23 @@ class WorldDevices:
     daemon: Daemon
     kind: str
 
-    async def inventory(self) -> Sequence[DeviceInfo]:
-        """All devices of the kind."""
+    @property
+    def generation(self) -> int:
+        """Grows when a test changes the set of devices."""
+        return self.daemon.world.generation
+
+    def pins(self) -> Mapping[DeviceId, Pin]:
+        """By index, as they are listed."""
+        return {there.info.id: Pin(index=there.info.index, uuid=there.info.uuid) for there in self.daemon.world.devices.values()}
+
+    async def inventory(self, known: Mapping[str, DeviceId]) -> Sequence[DeviceInfo]:
+        """All devices of the kind; this world names them itself."""
         await self.daemon.alive()
         return [there.info for there in self.daemon.world.devices.values() if there.info.kind == self.kind]
 
-    async def sample(self, groups: Mapping[DeviceId, Mapping[Holder, frozenset[int]]]) -> Sequence[DeviceSample]:
+    async def sample(
+        self, groups: Mapping[DeviceId, Mapping[Holder, frozenset[int]]], moving: frozenset[Holder] = frozenset()
+    ) -> Sequence[DeviceSample]:
         """Measure; unreadable devices are left out."""
         await self.daemon.alive()
         world = self.daemon.world
