@@ -59,7 +59,9 @@ class Footprint:
         return self._cautious(self.awake_bytes)
 
     def _cautious(self, value_bytes: int) -> int:
-        return int(value_bytes * UNMEASURED_FACTOR) if self.source is Source.ESTIMATED else value_bytes
+        if self.source is not Source.ESTIMATED:
+            return value_bytes
+        return int((value_bytes - self.kv_bytes) * UNMEASURED_FACTOR) + self.kv_bytes  # KV is taken as told, to the byte
 
     def residue(self, level: int) -> int:
         """Device bytes a sleeper keeps; the prior (at most half of awake, else it is no sleep) until measured."""

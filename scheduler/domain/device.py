@@ -94,6 +94,18 @@ class DeviceNews:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostSample:
+    """Host memory at one moment: what the machine still has to give, and what each holder's processes keep in memory of their own.
+
+    Mapped files do not count: the kernel takes those pages back when it needs them.
+    """
+
+    started_at_s: float
+    available_bytes: int
+    own: Mapping[Holder, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample:
     """One measurement. ``started_at_s`` (monotonic) is when the reading began: evidence only for what happened before.
 

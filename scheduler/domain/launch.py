@@ -38,6 +38,7 @@ class LaunchRecord:
     pid: int | None = None
     start_ticks: int | None = None
     version: str = ""
+    golden: str | None = None  # what it answered after its start, to be compared with after each wake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

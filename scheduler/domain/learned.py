@@ -10,6 +10,8 @@ from scheduler.domain.claims import Footprint, Source
 RUNS = 5
 #: Room above the largest measurement, since a process still grows a little with its first requests.
 GROWTH = 1.05
+#: Wakes in a row that may fail for no lack of room before the level is denied: one may be bad luck.
+MOST_FAILED_WAKES = 2
 
 _N = TypeVar("_N", bound=float)
 
@@ -21,9 +23,15 @@ def _with(runs: tuple[_N, ...], value: _N) -> tuple[_N, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """The last runs of one model on one kind of device with one fingerprint: bytes and seconds, oldest first."""
+    """The last runs of one model on one kind of device, with one fingerprint and engine version: bytes and seconds, oldest first.
+
+    ``kv_bytes`` is the KV cache it was started with, part of ``awake_bytes`` (0 = not ours to say). ``failed_wakes`` counts
+    wakes per level that failed for no lack of room, since the last one that did not.
+    """
 
     fingerprint: str = ""
+    version: str = ""
+    kv_bytes: int = 0
     awake_bytes: tuple[int, ...] = ()
     peak_bytes: tuple[int, ...] = ()
     start_s: tuple[float, ...] = ()
@@ -31,17 +39,31 @@ class Learned:
     residue_bytes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     wake_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     sleep_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    denied_levels: tuple[int, ...] = ()  # sleep levels that freed nothing with this engine version and flags
+    host_bytes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    failed_wakes: Mapping[int, int] = field(default_factory=dict)
+    denied_levels: tuple[int, ...] = ()  # sleep levels that do not work with this engine version and flags
+
+    def renewed(self, version: str) -> "Learned":
+        """What is left when the engine has another version: sizes and times of starts as a guess, nothing about sleep.
+
+        A level that was denied is tried again, and is denied anew if it still does not work.
+        """
+        if version in ("", self.version):
+            return self
+        if not self.version:
+            return replace(self, version=version)
+        none: Mapping[int, tuple[float, ...]] = {}
+        fresh = replace(self, version=version, wake_s=none, sleep_s=none, failed_wakes={}, denied_levels=())
+        return replace(fresh, residue_bytes={}, host_bytes={})
 
     def with_start(self, seconds: float) -> "Learned":
         """After a start that became ready."""
         return replace(self, start_s=_with(self.start_s, seconds))
 
-    def with_run(self, awake_bytes: int, peak_bytes: int) -> "Learned":
-        """After a run was measured for the first time, awake and while starting."""
-        return replace(
-            self, awake_bytes=_with(self.awake_bytes, awake_bytes), peak_bytes=_with(self.peak_bytes, max(peak_bytes, awake_bytes))
-        )
+    def with_run(self, awake_bytes: int, peak_bytes: int, kv_bytes: int = 0) -> "Learned":
+        """After a run was measured for the first time, awake and while starting. Runs with another KV cache are forgotten."""
+        old = self if kv_bytes == self.kv_bytes else replace(self, awake_bytes=(), peak_bytes=(), kv_bytes=kv_bytes)
+        return replace(old, awake_bytes=_with(old.awake_bytes, awake_bytes), peak_bytes=_with(old.peak_bytes, max(peak_bytes, awake_bytes)))
 
     def with_more(self, awake_bytes: int) -> "Learned":
         """The present run grew: its entry is raised, never lowered."""
@@ -64,15 +86,27 @@ class Learned:
 
     def with_wake(self, level: int, seconds: float) -> "Learned":
         """After a wake that ended ready."""
-        return replace(self, wake_s={**self.wake_s, level: _with(self.wake_s.get(level, ()), seconds)})
+        timed = {**self.wake_s, level: _with(self.wake_s.get(level, ()), seconds)}
+        return replace(self, wake_s=timed, failed_wakes={n: c for n, c in self.failed_wakes.items() if n != level})
+
+    def with_host(self, level: int, host_bytes: int) -> "Learned":
+        """After a sleeper's copy in host memory was measured."""
+        return replace(self, host_bytes={**self.host_bytes, level: _with(self.host_bytes.get(level, ()), host_bytes)})
+
+    def with_failed_wake(self, level: int) -> "Learned":
+        """After a wake that failed for no lack of room; the second one in a row denies the level."""
+        failed = self.failed_wakes.get(level, 0) + 1
+        counted = replace(self, failed_wakes={**self.failed_wakes, level: failed})
+        return counted.with_denied(level) if failed >= MOST_FAILED_WAKES else counted
 
     def with_denied(self, level: int) -> "Learned":
-        """After an ineffective sleep: this level is not tried again with this fingerprint."""
+        """After an ineffective sleep, or a wake to wrong answers: this level is not tried again with this version and fingerprint."""
         return self if level in self.denied_levels else replace(self, denied_levels=(*self.denied_levels, level))
 
 
 def combine(guess: Footprint, learned: Learned) -> Footprint:
     """The footprint to plan with: measurements where there are any, the guess elsewhere."""
+    guess = replace(guess, host_bytes={**guess.host_bytes, **{level: max(runs) for level, runs in learned.host_bytes.items()}})
     if not learned.awake_bytes:
         return _timed(guess, learned)
     awake = int(max(learned.awake_bytes) * GROWTH)
@@ -81,6 +115,8 @@ def combine(guess: Footprint, learned: Learned) -> Footprint:
         awake_bytes=awake,
         start_peak_bytes=max(awake, max(learned.peak_bytes, default=0)),
         residue_bytes={**guess.residue_bytes, **{level: max(runs) for level, runs in learned.residue_bytes.items()}},
+        kv_bytes=learned.kv_bytes or guess.kv_bytes,
+        kv_min_bytes=min(guess.kv_min_bytes, learned.kv_bytes or guess.kv_bytes),
         source=Source.MEASURED,
     )
     return _timed(measured, learned)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from scheduler.domain.device import Pin
 from scheduler.domain.errors import HotseatError
 from scheduler.domain.ids import DeviceId, InstanceId, model_of
 from scheduler.domain.launch import LaunchRecord
@@ -164,8 +165,7 @@ class Applier:
         """The record and the environment of a launch, which is kept in memory only: it may hold secrets."""
         spec = self._state.models[model_of(effect.instance)]
         engine = self._parts.engines[spec.engine]
-        index = tuple(self._state.devices[d].index for d in effect.devices)
-        plan = LaunchPlan(port=self._parts.launcher.free_port(), devices=effect.devices, device_index=index)
+        plan = self._plan(effect)
         line = engine.command(spec, plan)
         values = _values(spec, plan)
         environment = self._parts.environment(spec, line.env, values)
@@ -194,6 +194,23 @@ class Applier:
             created_at=base.created_at,
         )
         return record, environment
+
+    def _plan(self, effect: Launch) -> LaunchPlan:
+        """The order of devices may have changed since they were listed: they are addressed as they were last seen, a moment ago."""
+        infos = [self._state.devices[d] for d in effect.devices]
+        pins = {device: pin for source in self._parts.sources for device, pin in source.pins().items()}
+        found = [pins.get(info.id, Pin(index=info.index, uuid=info.uuid)) for info in infos]
+        return LaunchPlan(
+            port=self._parts.launcher.free_port(),
+            devices=effect.devices,
+            device_index=tuple(pin.index for pin in found),
+            device_uuid=tuple(pin.uuid for pin in found),
+            by_uuid=any(pin.by_uuid for pin in found),
+            device_kind=infos[0].kind,
+            capacity_bytes=min(info.capacity_bytes for info in infos),
+            claim_bytes=effect.claim_bytes,
+            kv_bytes=effect.kv_bytes,
+        )
 
     def _record_of_nothing(self, effect: Launch) -> LaunchRecord:
         """A record for a start that failed before there was anything to run."""

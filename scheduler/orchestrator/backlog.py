@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from scheduler.domain.errors import Conflict, HotseatError, NotFound
 from scheduler.domain.ids import LaunchId
 from scheduler.domain.launch import LaunchRecord
-from scheduler.orchestrator.effects import Effect, EndLaunch, EngineEffect, Journal, SaveInstance, SetVersion, Stop
+from scheduler.orchestrator.effects import Effect, EndLaunch, EngineEffect, Journal, SaveInstance, SetGolden, SetVersion, Stop
 from scheduler.orchestrator.events import Happening, IntentRefused, StoreFailed, StoreRecovered
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.rows import write
@@ -187,7 +187,7 @@ def _launch_of(row: Effect) -> LaunchId | None:
             return row.instance.launch
         case EndLaunch():
             return row.end.launch
-        case SetVersion():
+        case SetVersion() | SetGolden():
             return row.launch
     return None
 

@@ -46,6 +46,9 @@ def on_deadline(ctx: Context, instance: Instance) -> None:
             _sleep_deadline(ctx, instance)
         case Phase.WAKING:
             ctx.count_failure(instance.id, "wake")
+            live.wake_lacked_room = False
+            if live.wake_sent:
+                teach(ctx, instance, lambda learned: learned.with_failed_wake(instance.level or 1))
             reason = Reason(Code.WAKE_FAILED, f"{instance.model} did not wake in {human_seconds(ctx.now_s - live.effect_at_s)}")
             event = WakeTimedOut(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + policy.probe_timeout_s)
             seq = ctx.transition(instance.id, event)

@@ -48,6 +48,8 @@ class Launch(EngineEffect):
 
     devices: tuple[DeviceId, ...]
     footprint: Footprint
+    claim_bytes: int = 0  # all that it may take, per device
+    kv_bytes: int | None = None  # of it the KV cache; None = the engine sizes it itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,14 @@ class SetVersion(Effect):
 
     launch: LaunchId
     version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetGolden(Effect):
+    """Add what the engine answered after its start to its launch record."""
+
+    launch: LaunchId
+    golden: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

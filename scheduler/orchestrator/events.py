@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler.domain.claims import Footprint
-from scheduler.domain.device import DeviceSample
+from scheduler.domain.device import DeviceInfo, DeviceSample, HostSample
 from scheduler.domain.ids import ActionId, HoldId, InstanceId, LaunchId, LeaseId, ModelName
 from scheduler.domain.instance import Instance
 from scheduler.domain.lease import Hold, Outcome
@@ -77,6 +77,7 @@ class EngineReady(FromEngine):
     """It answered a real probe, after a launch or a wake."""
 
     version: str = ""
+    golden: str = ""  # after a launch: what it answered, to be compared with after each wake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,11 @@ class SleepErrored(FromEngine):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WakeSent(FromEngine):
+    """The engine is being asked to wake: from now on it is its own fault if it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WakeErrored(FromEngine):
     """The engine could not wake."""
 
@@ -157,6 +163,15 @@ class Sampled(Happening):
     """Fresh measurements."""
 
     samples: tuple[DeviceSample, ...]
+    host: HostSample | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesChanged(Happening):
+    """The devices of one family, as they are now; known ones that are not among them are missing."""
+
+    kind: str
+    devices: tuple[DeviceInfo, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

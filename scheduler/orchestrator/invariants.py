@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from scheduler.domain.claims import Claim
 from scheduler.domain.errors import InvariantViolated
-from scheduler.domain.ids import ACTION_CAUSE, ActionId, DeviceId, HoldId, InstanceId
+from scheduler.domain.ids import ACTION_CAUSE, ActionId, DeviceId, HoldId, InstanceId, holder_of
 from scheduler.domain.instance import (
     EMPTY_PHASES,
     GROWING_PHASES,
@@ -202,7 +202,8 @@ def _check_host(before: Before, state: State) -> Iterable[str]:
         return
     for instance in state.instances.values():
         old = before.instances.get(instance.id)
-        if old is not None and instance.claim.host_bytes > old.claim.host_bytes:
+        measured = 0 if state.host is None else state.host.own.get(holder_of(instance.id), 0)
+        if old is not None and instance.claim.host_bytes > max(old.claim.host_bytes, measured):
             yield f"I1: {instance.id} claims {instance.claim.host_bytes} bytes of host memory, in all {total} of {limit}"
 
 

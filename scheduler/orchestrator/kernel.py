@@ -2,26 +2,31 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from scheduler.domain.claims import Footprint
+from scheduler.domain.device import DeviceInfo
 from scheduler.domain.errors import HotseatError
 from scheduler.domain.ids import CauseId, ModelName, instance_id
 from scheduler.domain.instance import ConfigChanged, Phase
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code, Reason
+from scheduler.orchestrator import devices
 from scheduler.orchestrator.applier import Applier
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.desk import Listeners, ReadinessDesk
 from scheduler.orchestrator.effects import Effect, FinishAction, Tell
-from scheduler.orchestrator.events import Happening, ModelsChanged
+from scheduler.orchestrator.events import DevicesChanged, Happening, ModelsChanged
 from scheduler.orchestrator.loop import ControlLoop
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.recovery import close_moves, load_rows, reap, restart, seed
 from scheduler.orchestrator.sampling import Sampler
 from scheduler.orchestrator.state import Policy, State
+from scheduler.ports.device import DeviceSource
 from scheduler.store.connection import Connection
+from scheduler.store.devices import load_devices, save_devices
 from scheduler.store.events import append_event
 from scheduler.store.meta import next_epoch
 from scheduler.store.models import load_models, mark_removed, save_models
@@ -30,6 +35,9 @@ from scheduler.store.usage import add_usage
 from scheduler.telemetry.tasks import TaskScope
 
 log = logging.getLogger(__name__)
+
+#: Families whose devices have the ids that the configuration gives them.
+NAMED_BY_FILE = frozenset({"cpu", "other"})
 
 FLUSH_USAGE_S = 10.0
 PRUNE_S = 3600.0
@@ -61,7 +69,7 @@ class Kernel:
         self.applier = Applier(self.state, parts, self.desk, self.post)
         self.loop = ControlLoop(self.state, parts.clock, self._apply, self.hooks.observe, self.hooks.broken)
         self.desk.post = self.post
-        self.sampler = Sampler(self.state, parts, self.applier.supervisors, self.post)
+        self.sampler = Sampler(self.state, parts, self.applier.supervisors, self.post, self.devices_changed)
         listeners.measure = lambda _devices: self.sampler.poke()
         self._scope = TaskScope("kernel")
 
@@ -83,8 +91,9 @@ class Kernel:
         state.host_limit_bytes = host_limit_bytes
         changed = await self._register(models)
         for source in parts.sources:
-            for info in await source.inventory({}):
+            for info in await self.devices_of(source):
                 state.devices[info.id] = info
+        await self._note_missing()
         registry = await self.registry_event(models)
         await parts.writer.submit(next_epoch, "epoch")
         await parts.writer.submit(lambda conn: close_moves(conn, parts.clock.wall()), "moves")
@@ -112,6 +121,32 @@ class Kernel:
         """For tests: everything of this process is gone at once."""
         await self._scope.aclose()
         await self.applier.close()
+
+    # --- devices ----------------------------------------------------------------------------------------------------
+
+    async def devices_of(self, source: DeviceSource) -> Sequence[DeviceInfo]:
+        """A family's devices under the names they had before; new names are written down before they are used."""
+        parts = self.parts
+        if source.kind in NAMED_BY_FILE:
+            return await source.inventory({})
+        known = await parts.writer.submit(lambda conn: load_devices(conn, source.kind), "devices")
+        found = await source.inventory(known)
+        wall = parts.clock.wall()
+        if {info.uuid: info.id for info in found}.items() - known.items():
+            await parts.writer.submit(lambda conn: save_devices(conn, found, wall), "devices")
+        return found
+
+    async def devices_changed(self, source: DeviceSource) -> None:
+        """A family says that its devices are others now."""
+        found = await self.devices_of(source)
+        self.post(DevicesChanged(at_s=self.parts.clock.monotonic(), kind=source.kind, devices=tuple(found)))
+
+    async def _note_missing(self) -> None:
+        """Devices that an earlier daemon knew and this one does not find are shown, not forgotten."""
+        for kind in {source.kind for source in self.parts.sources} - NAMED_BY_FILE:
+            known = await self.parts.writer.submit(partial(load_devices, kind=kind), "devices")
+            for device in sorted(set(known.values()) - self.state.devices.keys()):
+                devices.miss(self.state, device)
 
     # --- the registry -----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ from scheduler.domain.claims import Claim, even_claim
 from scheduler.domain.ids import CauseId, DeviceId, InstanceId, LaunchId
 from scheduler.domain.instance import (
     GOAL_AWAKE,
-    GOAL_STOPPED,
     Drained,
     GroupLost,
     HalfOpened,
@@ -27,9 +26,9 @@ from scheduler.domain.instance import (
 )
 from scheduler.domain.launch import LaunchEnd
 from scheduler.domain.reasons import Code, Reason
-from scheduler.domain.units import human_bytes, human_seconds
+from scheduler.domain.units import human_seconds
 from scheduler.orchestrator.context import Context, launch_id
-from scheduler.orchestrator.effects import EndLaunch, Find, Launch, Measure, SetVersion, Sleep, Stop, Wake, WatchIdle
+from scheduler.orchestrator.effects import EndLaunch, Find, Launch, Measure, SetGolden, SetVersion, Sleep, Stop, Wake, WatchIdle
 from scheduler.orchestrator.events import (
     EngineExited,
     EngineReady,
@@ -41,9 +40,11 @@ from scheduler.orchestrator.events import (
     StartAnswered,
     StartProgressed,
     WakeErrored,
+    WakeSent,
 )
+from scheduler.orchestrator.hosting import deepest_goal, has_host_room, host_bytes_asleep
 from scheduler.orchestrator.measuring import runs_present_spec, seated, teach
-from scheduler.orchestrator.view import target
+from scheduler.orchestrator.view import kv_bytes, target
 
 #: Failures that mean "more memory than thought": the guess is raised before the next try.
 _OUT_OF_MEMORY = frozenset({Code.DEVICE_OOM, Code.HOST_OOM})
@@ -60,6 +61,7 @@ def launch(ctx: Context, iid: InstanceId, devices: tuple[DeviceId, ...], reason:
     facts = state.facts_of(instance.model)
     launch_id = LaunchId(state.next.launch)
     state.next.launch += 1
+    need = target(state, instance.model).need_bytes
     kind = {Phase.BACKOFF: RetryDue, Phase.FAILED: HalfOpened}.get(instance.phase, LaunchIntended)
     event = kind(
         at_s=ctx.now_s,
@@ -67,7 +69,7 @@ def launch(ctx: Context, iid: InstanceId, devices: tuple[DeviceId, ...], reason:
         reason=reason,
         launch=launch_id,
         devices=devices,
-        claim=even_claim(devices, target(state, instance.model).need_bytes),
+        claim=even_claim(devices, need),
         deadline_s=ctx.now_s + spec.start_timeout_s,
     )
     if instance.phase is Phase.FAILED:
@@ -80,7 +82,10 @@ def launch(ctx: Context, iid: InstanceId, devices: tuple[DeviceId, ...], reason:
     live.emptied_at_s = live.exit_reason = live.returned_at_s = None
     live.fingerprint = spec.fingerprint()
     live.launched_at_s = ctx.now_s
-    ctx.emit(Launch(instance=iid, launch=launch_id, seq=seq, devices=devices, footprint=facts.footprint))
+    live.first_residue_bytes, live.cycles, live.recycle, live.wake_lacked_room = None, 0, "", False
+    kv = kv_bytes(state, instance.model, need)
+    live.kv_bytes = kv or 0
+    ctx.emit(Launch(instance=iid, launch=launch_id, seq=seq, devices=devices, footprint=facts.footprint, claim_bytes=need, kv_bytes=kv))
 
 
 def wake(ctx: Context, iid: InstanceId, reason: Reason, cause: str) -> None:
@@ -93,6 +98,7 @@ def wake(ctx: Context, iid: InstanceId, reason: Reason, cause: str) -> None:
     timeout = _patience(footprint.wake_seconds(level), ctx.state.policy.wake_timeout_s)
     event = WakeIntended(at_s=ctx.now_s, cause=CauseId(cause), reason=reason, claim=claim, deadline_s=ctx.now_s + timeout + 1.0)
     seq = ctx.transition(iid, event, intent=True)
+    ctx.state.live_of(iid).wake_sent = False
     ctx.emit(Wake(instance=iid, launch=launch_id(instance), seq=seq, level=level, timeout_s=timeout))
 
 
@@ -100,12 +106,12 @@ def leave(ctx: Context, iid: InstanceId, reason: Reason) -> None:
     """A drained instance goes where its goal says: asleep, or stopped; stopped also when the host has no room for its copy."""
     instance = ctx.instance(iid)
     policy = ctx.state.policy
-    host = _host_bytes_asleep(ctx, instance)
-    lacks = ctx.state.host_claimed() - instance.claim.host_bytes + host - ctx.state.host_limit_bytes
-    if host > instance.claim.host_bytes and lacks > 0:  # others took it since this was decided, or nobody looked
-        reason = _no_host_room(ctx, instance, host)
-        instance = ctx.state.instances[iid] = replace(instance, goal=GOAL_STOPPED)
-        ctx.tell("sleep_failed", instance.model, reason.text)
+    host = host_bytes_asleep(ctx.state, instance, instance.goal.level)
+    if not has_host_room(ctx.state, instance, host):  # others took it since this was decided, or nobody looked
+        goal, reason = deepest_goal(ctx.state, instance, instance.goal.level)
+        instance = ctx.state.instances[iid] = replace(instance, goal=goal)
+        host = host_bytes_asleep(ctx.state, instance, goal.level)
+        ctx.tell("host_full", instance.model, reason.text)
     if instance.goal.phase is not Phase.ASLEEP or instance.goal.level is None:
         seq = ctx.transition(iid, Drained(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + policy.term_grace_s), intent=True)
         ctx.emit(Stop(instance=iid, launch=launch_id(instance), seq=seq, kill=False))
@@ -143,6 +149,7 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
     took = event.at_s - live.effect_at_s
     if instance.phase is Phase.LAUNCHING:
         facts.starts += 1
+        teach(ctx, instance, lambda learned: learned.renewed(event.version))
         if live.launched_at_s is not None:
             teach(ctx, instance, lambda learned: learned.with_start(took))
         ctx.emit(EndLaunch(end=LaunchEnd(launch=event.launch, at=ctx.state.wall, result="ready", duration_s=took)))
@@ -151,9 +158,11 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
         teach(ctx, instance, lambda learned: learned.with_wake(instance.level or 1, took))
     if event.version:
         ctx.emit(SetVersion(launch=event.launch, version=event.version))
+    if event.golden:
+        ctx.emit(SetGolden(launch=event.launch, golden=event.golden))
     claim = instance.claim if instance.phase is Phase.WAKING else seated(ctx, instance)
     ctx.transition(instance.id, Ready(at_s=ctx.now_s, claim=claim))
-    live.slow = live.refused = False
+    live.slow = live.refused = live.wake_lacked_room = False
     if instance.phase is Phase.LAUNCHING:
         ctx.tell("started", instance.model, f"{instance.model} started in {human_seconds(took)}", seconds=round(took, 3))
     else:
@@ -206,7 +215,7 @@ def on_exit(ctx: Context, event: EngineExited) -> None:
             )
         )
     )
-    _lost(ctx, instance, event.reason)
+    lose(ctx, instance, event.reason)
 
 
 def on_group_empty(ctx: Context, event: GroupEmpty) -> None:
@@ -252,12 +261,27 @@ def fail_sleep(ctx: Context, instance: Instance, reason: Reason) -> None:
     ctx.tell("sleep_failed", instance.model, reason.text)
 
 
+def on_wake_sent(ctx: Context, event: WakeSent) -> None:
+    """Kept for the case that it does not answer: a wake that never left the daemon says nothing about the engine."""
+    ctx.state.live_of(event.instance).wake_sent = True
+
+
 def on_wake_errored(ctx: Context, event: WakeErrored) -> None:
     """The engine could not wake: look what it is doing now; its claim stays the awake footprint."""
     instance = ctx.instance(event.instance)
     if instance.phase is not Phase.WAKING:
         return
     ctx.count_failure(instance.id, "wake")
+    level, live = instance.level or 1, ctx.state.live_of(instance.id)
+    if event.reason.code is Code.OUTPUT_WRONG:  # fenced: it must not serve, not even be looked at
+        teach(ctx, instance, lambda learned: learned.with_denied(level))
+        live.exit_reason = event.reason
+        lose(ctx, instance, event.reason)
+        ctx.tell("output_wrong", instance.model, event.reason.text, level=level)
+        return
+    live.wake_lacked_room = event.reason.code is Code.DEVICE_OOM
+    if not live.wake_lacked_room:
+        teach(ctx, instance, lambda learned: learned.with_failed_wake(level))
     deadline = ctx.now_s + ctx.state.policy.probe_timeout_s
     seq = ctx.transition(instance.id, WakeFailed(at_s=ctx.now_s, reason=event.reason, deadline_s=deadline))
     ctx.emit(Find(instance=instance.id, launch=launch_id(instance), seq=seq, started_before=False))
@@ -298,8 +322,10 @@ def on_found(ctx: Context, event: Found) -> None:
         claim = instance.claim.at_least(ctx.state.measured_of(instance.id))  # a failed wake keeps what it mapped: measure first
         ctx.transition(instance.id, ProbedAsleep(at_s=ctx.now_s, level=level, claim=claim, reason=reason))
         ctx.emit(Measure(devices=instance.devices))
-        if ctx.instance(instance.id).failures.wake >= 2:
-            stop_now(ctx, instance.id, Reason(Code.WAKE_FAILED, "it could not be woken twice: started afresh"), "retry")
+        failed = ctx.instance(instance.id).failures.wake
+        if failed >= 2 or (failed and live.wake_sent and not live.wake_lacked_room):  # only for want of room it is worth a second try
+            times = "" if failed == 1 else f" {failed} times"
+            stop_now(ctx, instance.id, Reason(Code.WAKE_FAILED, f"it could not be woken{times}: started afresh"), "retry")
     elif event.state == "launching" and instance.launch_deadline_s is not None:
         ctx.transition(instance.id, ProbedLaunching(at_s=ctx.now_s))
         if live.launched_at_s is not None:  # the same start goes on: it is timed from its beginning
@@ -310,7 +336,8 @@ def on_found(ctx: Context, event: Found) -> None:
 # --- small things -----------------------------------------------------------------------------------------------
 
 
-def _lost(ctx: Context, instance: Instance, reason: Reason) -> None:
+def lose(ctx: Context, instance: Instance, reason: Reason) -> None:
+    """End what is left of its group, at once."""
     event = GroupLost(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + ctx.state.policy.kill_again_s)
     seq = ctx.transition(instance.id, event)
     ctx.emit(Stop(instance=instance.id, launch=launch_id(instance), seq=seq, kill=True))
@@ -325,23 +352,6 @@ def _raise_guess(ctx: Context, instance: Instance) -> None:
     facts.guess = replace(facts.guess, awake_bytes=grown, start_peak_bytes=max(grown, facts.guess.start_peak_bytes))
     if facts.learned.awake_bytes:
         teach(ctx, instance, lambda learned: learned.with_run(grown, grown))
-
-
-def _host_bytes_asleep(ctx: Context, instance: Instance) -> int:
-    """Host bytes it claims once it left for its goal: a copy stays until the process ends; on the host's own memory none is made."""
-    if instance.goal.level is None or _on_host(ctx, instance):
-        return instance.claim.host_bytes
-    return max(instance.claim.host_bytes, ctx.state.facts_of(instance.model).footprint.host_copy(instance.goal.level))
-
-
-def _no_host_room(ctx: Context, instance: Instance, need_bytes: int) -> Reason:
-    held, limit = human_bytes(ctx.state.host_claimed()), human_bytes(ctx.state.host_limit_bytes)
-    text = f"{instance.model} cannot sleep: its copy needs {human_bytes(need_bytes)} of host memory, {held} of {limit} are held"
-    return Reason(Code.SLEEP_FAILED, f"{text}: stopped instead", "stop a sleeper that keeps its copy there")
-
-
-def _on_host(ctx: Context, instance: Instance) -> bool:
-    return all(ctx.state.devices[d].host_memory for d in instance.devices if d in ctx.state.devices)
 
 
 def _patience(expected_s: float, at_least_s: float) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from scheduler.domain.claims import Claim
+from scheduler.domain.device import GONE
 from scheduler.domain.ids import DeviceId, holder_of
 from scheduler.domain.instance import (
     GroupGone,
@@ -18,11 +19,16 @@ from scheduler.domain.reasons import PERMANENT, Code, Reason
 from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator.context import Context, launch_id
 from scheduler.orchestrator.effects import EndLaunch, SaveLearned
+from scheduler.orchestrator.state import State
+from scheduler.orchestrator.view import residue_of
 
 #: A start whose memory grows by this much from one sample to the next is making progress.
 PROGRESS_BYTES = 1 << 20
-#: A new port each launch: the next try is right at once.
-_NO_FAULT = frozenset({Code.PORT_TAKEN})
+#: A residue that has grown by this factor, and by so many bytes at least, since the first sleep of a run is a leak.
+GROWN_RESIDUE = 1.5
+GROWN_BYTES = 512 << 20
+#: A new port each launch, another device, a fresh process: the next try is right at once.
+_NO_FAULT = frozenset({Code.PORT_TAKEN, Code.DEVICE_LOST, Code.OUTPUT_WRONG})
 
 
 def confirm(ctx: Context, instance: Instance) -> None:
@@ -35,7 +41,7 @@ def confirm(ctx: Context, instance: Instance) -> None:
     elif instance.phase is Phase.FALLING_ASLEEP and live.returned_at_s is not None:
         bytes_now = measured_since(ctx, instance, live.returned_at_s)
         level = live.returned_level or 1
-        limit = ctx.state.facts_of(instance.model).footprint.most_residue(level)
+        limit = most_residue(ctx.state, instance, level)
         if bytes_now is not None and all(b <= limit for b in bytes_now.values()):
             _asleep(ctx, instance, level, bytes_now)
 
@@ -48,9 +54,29 @@ def _asleep(ctx: Context, instance: Instance, level: int, bytes_now: Mapping[Dev
     facts.sleeps += 1
     kept = max(bytes_now.values(), default=0)
     teach(ctx, instance, lambda learned: learned.with_sleep(level, took if live.timed else None, kept))
-    claim = Claim({d: facts.footprint.residue(level) for d in instance.devices}, instance.claim.host_bytes).at_least(bytes_now)
+    _note_cycle(ctx, instance, kept)
+    claim = Claim({d: residue_of(ctx.state, instance, level) for d in instance.devices}, instance.claim.host_bytes).at_least(bytes_now)
     ctx.transition(instance.id, SleepConfirmed(at_s=ctx.now_s, level=level, claim=claim))
     ctx.tell("asleep", instance.model, f"slept {instance.model}: {human_bytes(freed)} freed in {human_seconds(took)}", level=level)
+
+
+def most_residue(state: State, instance: Instance, level: int) -> int:
+    """Device bytes above which its sleep at ``level`` is ineffective."""
+    footprint = state.facts_of(instance.model).footprint
+    return footprint.most_residue(level) + residue_of(state, instance, level) - footprint.residue(level)
+
+
+def _note_cycle(ctx: Context, instance: Instance, kept_bytes: int) -> None:
+    """An engine whose residue grows from sleep to sleep, or that has slept very often, is started afresh when idle."""
+    live = ctx.state.live_of(instance.id)
+    live.cycles += 1
+    first = live.first_residue_bytes
+    if first is None:
+        live.first_residue_bytes = kept_bytes
+    elif kept_bytes > max(first * GROWN_RESIDUE, first + GROWN_BYTES):
+        live.recycle = f"its residue grew from {human_bytes(first)} to {human_bytes(kept_bytes)}"
+    if live.cycles >= ctx.state.policy.recycle_cycles:
+        live.recycle = f"it slept {live.cycles} times"
 
 
 def _gone(ctx: Context, instance: Instance) -> None:
@@ -136,7 +162,7 @@ def _settle_asleep(ctx: Context, instance: Instance) -> None:
     measured = measured_since(ctx, instance, instance.since_s)
     if measured is None:
         return
-    residue = ctx.state.facts_of(instance.model).footprint.residue(instance.level or 1)
+    residue = residue_of(ctx.state, instance, instance.level or 1)
     least = {d: min(instance.claim.on(d), max(residue, measured.get(d, 0))) for d in instance.devices}
     if least != dict(instance.claim.device_bytes):
         ctx.set_claim(instance.id, replace(instance.claim, device_bytes=least))
@@ -152,7 +178,7 @@ def _learn_awake(ctx: Context, instance: Instance, most: int) -> None:
     live.awake_bytes = most
     # a start that nobody watched from its beginning says nothing about its peak: what was planned with stands
     peak = live.peak_bytes if live.watched else max(live.peak_bytes, facts.footprint.start_peak_bytes)
-    teach(ctx, instance, lambda learned: learned.with_more(most) if known else learned.with_run(most, peak))
+    teach(ctx, instance, lambda learned: learned.with_more(most) if known else learned.with_run(most, peak, live.kv_bytes))
     live.learned_run = True
     claim = seated(ctx, instance)
     if claim != instance.claim:
@@ -178,15 +204,20 @@ def seated(ctx: Context, instance: Instance) -> Claim:
 def measured_since(ctx: Context, instance: Instance, since_s: float) -> dict[DeviceId, int] | None:
     """Bytes on each of its devices, from samples that began at ``since_s`` or later; None while one is missing.
 
-    A device that is not configured any more is never measured again: there is nothing to wait for.
+    A device that is lost, or not known any more, is never measured again: there is nothing to wait for.
     """
     found = {}
-    for device in (d for d in instance.devices if d in ctx.state.devices):
+    for device in (d for d in instance.devices if not _is_gone(ctx, d)):
         sample = ctx.state.samples.get(device)
         if sample is None or sample.started_at_s < since_s or holder_of(instance.id) not in sample.own:
             return None
         found[device] = sample.own[holder_of(instance.id)]
     return found
+
+
+def _is_gone(ctx: Context, device: DeviceId) -> bool:
+    sample = ctx.state.samples.get(device)
+    return device not in ctx.state.devices or (sample is not None and sample.health in GONE)
 
 
 def runs_present_spec(ctx: Context, instance: Instance) -> bool:

@@ -1,17 +1,17 @@
-"""Instances that sit where they cannot stay: on a device that is not configured any more, or one that became too small to wake on."""
+"""Instances that sit where they cannot stay: on a device that is gone or faulty, or one that became too small to wake on."""
 
 from scheduler.domain.ids import CauseId, ModelName, instance_id
 from scheduler.domain.instance import GOAL_STOPPED, Instance, Phase
 from scheduler.domain.reasons import Code, Reason
 from scheduler.orchestrator import lifecycle, moves
 from scheduler.orchestrator.context import Context
-from scheduler.orchestrator.view import fits_elsewhere, grows_beside, lost_devices
+from scheduler.orchestrator.view import blocked, fits_elsewhere, grows_beside, lost_devices
 
 _CAUSE = CauseId("rule:device_gone")
 
 
 def leave_lost_devices(ctx: Context) -> None:
-    """Stop what sits on a device that this daemon does not know: whoever wants the model starts it on another one.
+    """Stop what sits on a device that this daemon does not know, or that is faulty: whoever wants the model starts it on another one.
 
     What is in use is drained first. An operator's wish stays: it ends, or goes on with the second half of a restart, once the
     instance is stopped.
@@ -39,8 +39,12 @@ def _leave(ctx: Context, instance: Instance) -> None:
 
 
 def _reason(ctx: Context, instance: Instance) -> Reason:
-    lost = ", ".join(lost_devices(ctx.state, instance))
-    text = f"it sits on {lost}, which is not among the devices any more"
+    lost = lost_devices(ctx.state, instance)
+    faulty = [d for d in lost if d in ctx.state.devices]
+    if faulty:
+        why = blocked(ctx.state.devices[faulty[0]], ctx.state.samples.get(faulty[0]))
+        return Reason(Code.DEVICE_LOST, f"it leaves its seat, because {why}", "nothing to do; it is started elsewhere when it is wanted")
+    text = f"it sits on {', '.join(lost)}, which is not among the devices any more"
     return Reason(Code.DEVICE_GONE, text, "nothing to do; put the device back into the configuration if it was not meant to go")
 
 

@@ -210,7 +210,7 @@ def _admit(ctx: Context, move: Move, step: Step) -> MoveState | None:
     instance = ctx.instance(step.instance)
     if instance.model not in ctx.state.models or not ctx.state.store_ok:
         return MoveState.FAILED
-    now = picture(ctx.state)
+    now = picture(ctx.state, instance.model)  # what others use now, not the most of the last minutes
     goal = target(ctx.state, instance.model)
     devices = instance.devices if instance.phase is Phase.ASLEEP else step.devices
     if devices not in goal.sets:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scheduler.domain.model import ModelSpec
 from scheduler.ports.clock import Clock
-from scheduler.ports.device import DeviceSource
+from scheduler.ports.device import DeviceSource, HostSource
 from scheduler.ports.engine import Engine
 from scheduler.ports.launcher import Launcher
 from scheduler.store.engine import Database
@@ -32,6 +32,7 @@ class Parts:
     log_dir: Path
     environment: Environment
     boundary: Callable[[str], None] = field(default=lambda _name: None)
+    host: HostSource | None = None
     read_log: Callable[[str], Awaitable[Sequence[str]]] = field(default=lambda _path: no_log())
 
 

@@ -10,13 +10,14 @@ from typing import Any
 
 from scheduler.domain.instance import Phase
 from scheduler.domain.lease import Outcome
-from scheduler.orchestrator import deadlines, lifecycle, measuring, misplaced, moves, reactions, upkeep
+from scheduler.orchestrator import deadlines, devices, hosting, lifecycle, measuring, misplaced, moves, reactions, upkeep
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CheckNow, Effect
 from scheduler.orchestrator.events import (
     Asked,
     Closing,
     Complained,
+    DevicesChanged,
     EngineExited,
     EngineIdle,
     EngineReady,
@@ -40,6 +41,7 @@ from scheduler.orchestrator.events import (
     StoreRecovered,
     Tick,
     WakeErrored,
+    WakeSent,
 )
 from scheduler.orchestrator.state import State
 
@@ -72,6 +74,7 @@ def settle(ctx: Context) -> None:
         upkeep.forget_removed(ctx)
         changed |= upkeep.grant_wishes(ctx)
         changed |= upkeep.shed(ctx)
+        changed |= upkeep.shed_host(ctx)
         changed |= reactions.start_moves(ctx)
         if not changed:
             break
@@ -145,11 +148,14 @@ def _on_idle(ctx: Context, event: EngineIdle) -> None:
 def _on_sampled(ctx: Context, event: Sampled) -> None:
     for sample in event.samples:
         if sample.device in ctx.state.devices:
-            ctx.state.samples[sample.device] = sample
+            devices.note(ctx, sample)
+    devices.leave_dead(ctx)
     for instance in list(ctx.state.instances.values()):
         if instance.has_process:
             measuring.learn(ctx, instance)
             measuring.confirm(ctx, ctx.instance(instance.id))
+    if event.host is not None:
+        hosting.note_host(ctx, event.host)
 
 
 def _on_intent_refused(ctx: Context, event: IntentRefused) -> None:
@@ -200,12 +206,14 @@ _HANDLERS: dict[type[Happening], Callable[[Context, Any], None]] = {
     GroupEmpty: lifecycle.on_group_empty,
     SleepReturned: lifecycle.on_sleep_returned,
     SleepErrored: lifecycle.on_sleep_errored,
+    WakeSent: lifecycle.on_wake_sent,
     WakeErrored: lifecycle.on_wake_errored,
     Found: lifecycle.on_found,
     EngineRefused: lifecycle.on_refused,
     EngineSlow: _on_slow,
     EngineIdle: _on_idle,
     Sampled: _on_sampled,
+    DevicesChanged: devices.on_devices_changed,
     IntentRefused: _on_intent_refused,
     StoreFailed: _on_store_failed,
     StoreRecovered: _on_store_recovered,

@@ -5,13 +5,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from scheduler.domain.device import DeviceSample
+from scheduler.domain.device import DeviceSample, HostSample
 from scheduler.domain.ids import DeviceId, Holder, InstanceId, holder_of
 from scheduler.domain.instance import GROWING_PHASES, SHRINKING_PHASES
 from scheduler.orchestrator.events import Happening, Sampled
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.supervisor import Supervisor
+from scheduler.ports.device import DeviceSource
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -23,13 +24,22 @@ FAST_S = 0.25
 class Sampler:
     """Posts ``Sampled``. A family of devices that cannot be read is left out; its devices become stale by age."""
 
-    def __init__(self, state: State, parts: Parts, supervisors: Mapping[InstanceId, Supervisor], post: Callable[[Happening], None]) -> None:
+    def __init__(
+        self,
+        state: State,
+        parts: Parts,
+        supervisors: Mapping[InstanceId, Supervisor],
+        post: Callable[[Happening], None],
+        changed: Callable[[DeviceSource], Awaitable[None]],
+    ) -> None:
         self._state = state
         self._parts = parts
         self._supervisors = supervisors
         self._post = post
         self._poked = asyncio.Event()
+        self._changed = changed
         self._failing: set[str] = set()
+        self._generations = {id(source): source.generation for source in parts.sources}
 
     def poke(self) -> None:
         """Measure at once."""
@@ -54,9 +64,19 @@ class Sampler:
         if groups is None:
             return  # without them every byte would count as somebody else's
         samples: list[DeviceSample] = []
+        moving = frozenset(holder_of(i.id) for i in self._state.instances.values() if i.phase in GROWING_PHASES | SHRINKING_PHASES)
         for source in self._parts.sources:
-            samples += await self._try(f"devices of kind {source.kind}", source.sample(groups)) or ()
-        self._post(Sampled(at_s=self._parts.clock.monotonic(), samples=tuple(samples)))
+            samples += await self._try(f"devices of kind {source.kind}", source.sample(groups, moving)) or ()
+            if source.generation != self._generations[id(source)]:
+                seen = source.generation
+                if await self._try(f"the list of {source.kind} devices", self._look_again(source)):
+                    self._generations[id(source)] = seen
+        host = await self._try("host memory", self._host(groups)) if self._parts.host is not None else None
+        self._post(Sampled(at_s=self._parts.clock.monotonic(), samples=tuple(samples), host=host))
+
+    async def _host(self, groups: Mapping[DeviceId, Mapping[Holder, frozenset[int]]]) -> HostSample | None:
+        assert self._parts.host is not None
+        return await self._parts.host.sample({holder: pids for holders in groups.values() for holder, pids in holders.items()})
 
     async def _try(self, what: str, look: Awaitable[T]) -> T | None:
         """The result; None when it failed, which is logged when it begins and when it ends."""
@@ -71,6 +91,10 @@ class Sampler:
             log.info("%s can be measured again", what)
             self._failing.discard(what)
         return found
+
+    async def _look_again(self, source: DeviceSource) -> bool:
+        await self._changed(source)
+        return True
 
     async def _groups(self) -> dict[DeviceId, dict[Holder, frozenset[int]]]:
         """Process ids per device and holder; every holder with a claim is asked for, with or without processes."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.domain.claims import Footprint
-from scheduler.domain.device import DeviceInfo, DeviceSample
+from scheduler.domain.device import DeviceInfo, DeviceSample, Health, HostSample
 from scheduler.domain.ids import ActionId, CauseId, DeviceId, InstanceId, LaunchId, LeaseId, ModelName, MoveId, holder_of
 from scheduler.domain.instance import Goal, Instance
 from scheduler.domain.learned import Learned, combine
@@ -19,6 +19,8 @@ from scheduler.planner.turns import Demand, Fairness
 
 #: How long a forced drain waits for the relay to write its error events before the engine is touched.
 FORCE_GRACE_S = 2.0
+HOST_MARGIN_BYTES = 2 * GIB  # of available host memory, never given to a copy
+_MEASURED = frozenset({Health.OK, Health.DRAINING})
 STALE_PERIODS = 3  # a sample older than this many sampling periods is no evidence
 
 
@@ -41,6 +43,7 @@ class Policy:
     max_crashes: int = 5
     half_open_s: float = 900.0
     keep_turn_s: float = 30.0
+    recycle_cycles: int = 200  # sleeps after which an engine is started afresh when idle
     interrupt: bool = False  # after drain_timeout, cut the requests of a model that makes room for others
 
 
@@ -64,7 +67,14 @@ class Live:
     watched: bool = False  # this daemon saw the start of this run from its beginning
     peak_bytes: int = 0  # most seen during the start in progress
     awake_bytes: int = 0  # most seen while awake in this run
+    kv_bytes: int = 0  # of the present run, per device
     learned_run: bool = False
+    host_awake_bytes: int | None = None  # host memory of its processes before it fell asleep
+    first_residue_bytes: int | None = None  # of the first sleep of this run
+    cycles: int = 0  # sleeps of this run
+    recycle: str = ""  # why it is to be started afresh when idle
+    wake_sent: bool = False  # the wake in progress has reached the engine
+    wake_lacked_room: bool = False  # the last wake failed for want of memory
     exit_reason: Reason | None = None
     fingerprint: str = ""  # of the spec its process was started with
     served: bool = False  # it answered at least one request since it became awake
@@ -151,7 +161,9 @@ class State:
     facts: dict[ModelName, ModelFacts] = field(default_factory=dict)
     devices: dict[DeviceId, DeviceInfo] = field(default_factory=dict)
     samples: dict[DeviceId, DeviceSample] = field(default_factory=dict)
+    foreign: dict[DeviceId, list[tuple[float, int]]] = field(default_factory=dict)  # falling edge of what others used: (when, bytes)
     host_limit_bytes: int = 0
+    host: HostSample | None = None  # the last measurement; None = nobody measures host memory
     instances: dict[InstanceId, Instance] = field(default_factory=dict)
     live: dict[InstanceId, Live] = field(default_factory=dict)
     holds: Holds = field(default_factory=Holds)
@@ -192,9 +204,14 @@ class State:
     def fresh_sample(self, device: DeviceId) -> DeviceSample | None:
         """The last sample, unless it is too old to be evidence."""
         sample = self.samples.get(device)
-        if sample is None or self.now_s - sample.started_at_s > STALE_PERIODS * self.policy.sample_period_s:
+        if sample is None or sample.health not in _MEASURED:
             return None
-        return sample
+        return sample if self.now_s - sample.started_at_s <= STALE_PERIODS * self.policy.sample_period_s else None
+
+    def foreign_planned(self, device: DeviceId) -> int:
+        """The most that others used lately: what is planned ahead with."""
+        edge = self.foreign.get(device)
+        return edge[0][1] if edge else 0
 
     def claimed_on(self, device: DeviceId) -> int:
         """Sum of all claims on a device."""
@@ -203,6 +220,11 @@ class State:
     def host_claimed(self) -> int:
         """Sum of host-memory claims."""
         return sum(i.claim.host_bytes for i in self.instances.values())
+
+    def host_room(self) -> int:
+        """Bytes of host memory that copies may still claim: by the ledger, and by what the machine has left."""
+        room = self.host_limit_bytes - self.host_claimed()
+        return room if self.host is None else min(room, self.host.available_bytes - HOST_MARGIN_BYTES)
 
     def measured_of(self, instance: InstanceId) -> dict[DeviceId, int]:
         """Last measured bytes of an instance per device."""

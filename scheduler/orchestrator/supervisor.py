@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler.domain.errors import HotseatError, Permanent
@@ -27,10 +27,11 @@ from scheduler.orchestrator.events import (
     StartAnswered,
     StartProgressed,
     WakeErrored,
+    WakeSent,
 )
 from scheduler.orchestrator.looks import Looks
 from scheduler.orchestrator.parts import Parts
-from scheduler.ports.engine import Answer, CanSleep, CountsRequests, Endpoint, Engine, Probe
+from scheduler.ports.engine import Answer, CanSleep, CountsRequests, Endpoint, Engine, Probe, WarmsUp
 from scheduler.ports.launcher import ExitInfo, Gate, ProcessHandle, SpawnRequest
 from scheduler.store.instances import set_launch_process
 from scheduler.telemetry.tasks import TaskScope
@@ -43,6 +44,7 @@ READY_POLL_MOST_S = 0.5
 PROGRESS_EVERY_S = 5.0
 HEALTH_EVERY_S = 5.0
 REFUSALS = 2  # refused looks in a row before an engine whose process lives counts as lost
+WARM_UP_TIMEOUT_S = 300.0  # kernels may be compiled for it
 IDLE_POLL_S = 1.0
 IDLE_READINGS = 2
 IDLE_BLIND_S = 5.0  # an engine that cannot count: the old daemon's connections died with it, engines notice within this
@@ -131,6 +133,7 @@ class Supervisor:
             version=record.version,
             sleep_paths=record.sleep_paths,
             wake_paths=record.wake_paths,
+            golden=record.golden or "",
         )
 
     # --- internals --------------------------------------------------------------------------------------------------
@@ -272,11 +275,29 @@ class Supervisor:
         if theirs and (await self._probe()).answer is not Answer.REFUSED:
             self._tell_exit(launch, _stranger(record.port))
             return True
-        if not theirs and found.answer in (Answer.READY, Answer.ASLEEP):
-            self._post(EngineReady(at_s=self._now(), instance=self.instance, launch=launch, version=found.version))
-            self._health_on(launch)
-            return True
-        return False
+        if theirs or found.answer not in (Answer.READY, Answer.ASLEEP):
+            return False
+        self.record = replace(record, version=found.version or record.version)
+        golden = await self._warm_up(found, progress, launch)
+        if golden is None:
+            return False
+        self.record = replace(self.record, golden=golden or None)
+        self._post(EngineReady(at_s=self._now(), instance=self.instance, launch=launch, version=found.version, golden=golden))
+        self._health_on(launch)
+        return True
+
+    async def _warm_up(self, found: Probe, progress: "Progress", launch: LaunchId) -> str | None:
+        """The first request of a cold start, which nobody else shall pay for; None = it did not work, and is tried again."""
+        engine: object = self._engine
+        if not isinstance(engine, WarmsUp) or found.answer is not Answer.READY:
+            return ""
+        try:
+            return await engine.warm_up(self.endpoint(), WARM_UP_TIMEOUT_S)
+        except HotseatError as error:
+            if error.message != progress.odd:
+                progress.odd = error.message
+                self._post(StartAnswered(at_s=self._now(), instance=self.instance, launch=launch, detail=error.message))
+            return None
 
     async def _has_progressed(self, progress: "Progress", record: LaunchRecord) -> bool:
         """Whether a start did something since the last look; looked at every few seconds only."""
@@ -310,6 +331,7 @@ class Supervisor:
 
     async def _wake(self, effect: Wake) -> None:
         self._parts.boundary(f"wake:{self.instance}")
+        self._post(WakeSent(at_s=self._now(), instance=self.instance, launch=effect.launch))
         try:
             engine = self._sleeper()
             await asyncio.wait_for(engine.wake(self.endpoint(), effect.level, effect.timeout_s), effect.timeout_s + 1.0)

@@ -1,5 +1,7 @@
 """What is done without a request behind it: operators' actions, changed and removed models, idle time, over-full devices."""
 
+from collections.abc import Sequence
+
 from scheduler.domain.errors import Conflict
 from scheduler.domain.ids import ACTION_CAUSE, ActionId, CauseId, DeviceId, HoldId, InstanceId, ModelName, instance_id
 from scheduler.domain.instance import (
@@ -259,6 +261,8 @@ def forget_removed(ctx: Context) -> None:
             _own_wish(ctx, iid, Reason(Code.DISABLED, "disabled"))
         elif _stale(ctx, instance) and not state.busy(iid) and not state.wanted(instance.model):
             _own_wish(ctx, iid, Reason(Code.SPEC_STALE, "its configuration changed: restarted when idle"))
+        elif _to_recycle(ctx, instance) and not state.busy(iid) and not state.wanted(instance.model):
+            _own_wish(ctx, iid, Reason(Code.RECYCLED, f"{state.live_of(iid).recycle}: stopped, and started afresh when it is asked for"))
         else:
             _idle_too_long(ctx, instance)
 
@@ -267,6 +271,10 @@ def _stale(ctx: Context, instance: Instance) -> bool:
     spec = ctx.state.models[instance.model]
     started_with = ctx.state.live_of(instance.id).fingerprint
     return instance.phase in (Phase.AWAKE, Phase.ASLEEP) and started_with not in ("", spec.fingerprint())
+
+
+def _to_recycle(ctx: Context, instance: Instance) -> bool:
+    return bool(ctx.state.live_of(instance.id).recycle) and instance.phase in (Phase.AWAKE, Phase.ASLEEP)
 
 
 def _own_wish(ctx: Context, iid: InstanceId, reason: Reason, goal: Goal = GOAL_STOPPED) -> None:
@@ -278,7 +286,7 @@ def _idle_too_long(ctx: Context, instance: Instance) -> None:
     if due is None or ctx.now_s < due:
         return
     levels = ctx.state.facts_of(instance.model).usable_levels()
-    goal = goal_asleep(levels[0]) if levels else GOAL_STOPPED
+    goal = goal_asleep(levels[0]) if levels else GOAL_STOPPED  # a deeper one when it leaves, should the host have no room
     idle = human_seconds(ctx.now_s - last_used(ctx.state, instance))
     _own_wish(ctx, instance.id, Reason(Code.IDLE, f"idle for {idle} (idle_sleep_after)"), goal)
 
@@ -317,6 +325,28 @@ def shed(ctx: Context) -> bool:
     return opened
 
 
+def shed_host(ctx: Context) -> bool:
+    """Where copies were measured to take more host memory than they may, the sleeper with the least regret is stopped."""
+    state = ctx.state
+    excess = state.host_claimed() - state.host_limit_bytes
+    if excess <= 0:
+        state.degraded.pop("host_over_capacity", None)
+        return False
+    text = f"copies of sleepers take {human_bytes(state.host_claimed())} of host memory, {human_bytes(state.host_limit_bytes)} are allowed"
+    since = state.degraded["host_over_capacity"][2] if "host_over_capacity" in state.degraded else state.wall
+    state.degraded["host_over_capacity"] = (text, "nothing to do: a sleeper is stopped; or raise host.sleep_memory", since)
+    if any(i.claim.host_bytes and i.phase is Phase.STOPPING for i in state.instances.values()):
+        return False
+    options = [
+        (e.regret, seat, e)
+        for seat in picture(state).seats
+        if seat.availability is Availability.IDLE and seat.claim.host_bytes and state.owned_devices().isdisjoint(seat.devices)
+        for e in seat.exits
+        if e.goal.phase is Phase.STOPPED
+    ]
+    return _put_away(ctx, options, text)
+
+
 def _leaving(ctx: Context, device: DeviceId) -> bool:
     return any(device in i.devices and i.phase in (Phase.STOPPING, Phase.FALLING_ASLEEP) for i in ctx.state.instances.values())
 
@@ -327,6 +357,10 @@ def _shed_one(ctx: Context, device: DeviceId, text: str) -> bool:
         if seat.availability is Availability.IDLE and device in seat.devices:
             ways = [e for e in seat.exits if ctx.state.store_ok or e.goal.phase is Phase.STOPPED]  # a stop needs no row before it
             options += [(e.regret, seat, e) for e in ways if e.claim_freed.get(device, 0) > 0]
+    return _put_away(ctx, options, text)
+
+
+def _put_away(ctx: Context, options: Sequence[tuple[float, Seat, Exit]], text: str) -> bool:
     if not options:
         return False
     _, seat, leaving = min(options, key=lambda o: (o[0], o[1].instance))

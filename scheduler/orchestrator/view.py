@@ -1,6 +1,8 @@
 """The reducer's state as the planner sees it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, islice
 from math import isfinite
 
 from scheduler.domain.claims import Footprint, Source
@@ -20,6 +22,8 @@ from scheduler.planner.turns import gate_before, turn_length
 WEIGHT = {ModelClass.INTERACTIVE: 1.0, ModelClass.STANDARD: 0.5, ModelClass.BATCH: 0.1}
 #: Recency of use as the chance to be asked again soon: 1 / (1 + idle / 3 min), scheduling.md section 5.
 RECENCY_S = 180.0
+#: Gangs looked at for one model: all of 4 out of 8; of more than that the first in order.
+MOST_GANGS = 70
 
 
 def picture(state: State, beneficiary: ModelName | None = None) -> Picture:
@@ -58,14 +62,15 @@ class Scene:
                 if instance.phase is Phase.AWAKE:
                     self._awake_since[device] = max(instance.since_s, self._awake_since.get(device, instance.since_s))
         self._devices = {d: self._device(info) for d, info in state.devices.items()}
-        self._host = HostView(limit_bytes=state.host_limit_bytes, claimed_bytes=state.host_claimed())
+        self._planned = {d: replace(view, foreign_bytes=state.foreign_planned(d)) for d, view in self._devices.items()}
+        self._host = HostView(limit_bytes=state.host_claimed() + state.host_room(), claimed_bytes=state.host_claimed())
         self._blocked = frozenset(blocked)
 
     def picture(self, beneficiary: ModelName | None) -> Picture:
         """What the planner sees when it decides for ``beneficiary``."""
         return Picture(
             now_s=self.state.now_s,
-            devices=self._devices,
+            devices=self._planned if beneficiary is None else self._devices,
             seats=tuple(self._seat(i, beneficiary) for i in self._seated),
             host=self._host,
             blocked_devices=self._blocked,
@@ -99,12 +104,14 @@ class Scene:
         return sample if sample is not None and sample.started_at_s > self._awake_since.get(device, float("-inf")) else None
 
     def _device(self, info: DeviceInfo) -> DeviceView:
-        sample = self._evidence(info.id)
+        sample, last = self._evidence(info.id), self.state.samples.get(info.id)
+        said = last.health if last is not None else Health.STALE
         return DeviceView(
             info=info,
-            health=Health.OK if sample is not None else Health.STALE,
-            free_bytes=None if sample is None else sample.free_bytes - info.reserved_bytes - info.headroom_bytes,
-            foreign_bytes=self.state.samples[info.id].foreign_bytes if info.id in self.state.samples else 0,
+            health=Health.STALE if sample is None and said is Health.OK else said,
+            free_bytes=None if sample is None else sample.free_bytes - info.headroom_bytes,
+            foreign_bytes=last.foreign_bytes if last is not None else 0,
+            blocked=blocked(info, last),
         )
 
     def _seat(self, instance: Instance, beneficiary: ModelName | None) -> Seat:
@@ -180,6 +187,18 @@ class Scene:
         return Availability.LOCKED, Reason(Code.WAITING_TURN, f"it is serving, at most {left} until its turn ends"), ends
 
 
+def blocked(info: DeviceInfo, sample: DeviceSample | None) -> str:
+    """Why nothing may grow on a device, whoever leaves it; empty = it may."""
+    if not info.allocatable:
+        return f"{info.id} is no seat: {info.why_not}"
+    if sample is not None and sample.health not in (Health.OK, Health.STALE):
+        return f"{info.id} is {sample.health.value.replace('_', ' ')}" + (f": {sample.trouble}" if sample.trouble else "")
+    if info.max_processes is not None and sample is not None and sample.strangers:
+        who = ", ".join(f"{s.name or 'process'} {s.pid}" for s in sample.strangers[:3])
+        return f"{info.id} takes one process at a time (EXCLUSIVE_PROCESS), and {who} is there"
+    return ""
+
+
 def target(state: State, model: ModelName, claimed: Mapping[DeviceId, int] | None = None) -> Target:
     """What it takes to bring ``model`` awake from where it is; ``claimed`` bytes per device where they are summed up already."""
     instance = state.instances.get(instance_id(model))
@@ -197,7 +216,7 @@ def start_target(state: State, model: ModelName, claimed: Mapping[DeviceId, int]
 
 def _target(state: State, model: ModelName, sets: tuple[tuple[DeviceId, ...], ...], need: int) -> Target:
     instance = state.instances.get(instance_id(model)) or Instance(id=instance_id(model))
-    need = _without_allowance(state, state.facts_of(model).footprint, sets, need)
+    need = _what_fits(state, state.facts_of(model).footprint, sets, need, starts=instance.phase is not Phase.ASLEEP)
     own = state.measured_of(instance.id)
     return Target(instance=instance.id, model=model, sets=sets, need_bytes=need, own_claim=instance.claim, own_measured=own)
 
@@ -217,27 +236,84 @@ def _ever_fits(state: State, goal: Target) -> bool:
     return any(fits_alone(goal.need_bytes, (state.devices[d] for d in devices)) for devices in goal.sets)
 
 
-def _without_allowance(state: State, footprint: Footprint, sets: tuple[tuple[DeviceId, ...], ...], need: int) -> int:
-    """Room for growth beyond what was measured yields where a device is too small for both: what ran there once fits again."""
+def _what_fits(state: State, footprint: Footprint, sets: tuple[tuple[DeviceId, ...], ...], need: int, *, starts: bool) -> int:
+    """Where even an empty device is too small: less KV cache at a start, down to one request of full length.
+
+    Room for growth beyond what was measured yields before that: what ran there once fits again.
+    """
     largest = max((min(most_bytes(state.devices[d]) for d in devices) for devices in sets), default=0)
-    return max(largest, int(need / GROWTH)) if footprint.source is Source.MEASURED and need > largest else need
+    if need > largest and footprint.source is Source.MEASURED:
+        need = max(largest, int(need / GROWTH))
+    spare = footprint.kv_bytes - footprint.kv_min_bytes if starts else 0
+    return max(largest, need - spare) if need > largest else need
+
+
+def kv_bytes(state: State, model: ModelName, need: int) -> int | None:
+    """KV cache per device of a start that may take ``need`` bytes there; None = the engine sizes it itself."""
+    footprint = state.facts_of(model).footprint
+    if footprint.kv_bytes <= 0:
+        return None
+    return max(footprint.kv_min_bytes, min(footprint.kv_bytes, footprint.kv_bytes - (footprint.launch_bytes() - need)))
+
+
+def residue_of(state: State, instance: Instance, level: int) -> int:
+    """Device bytes that a sleeper keeps. Where device and host share their memory, level 1 only moves weights within it."""
+    footprint = state.facts_of(instance.model).footprint
+    known = level in state.facts_of(instance.model).learned.residue_bytes
+    if level == 1 and footprint.kv_bytes and not known and on_host(state, instance):
+        return max(footprint.residue(level), footprint.awake_bytes - footprint.kv_bytes)
+    return footprint.residue(level)
+
+
+def on_host(state: State, instance: Instance) -> bool:
+    """Whether its devices' memory is the host's own: no copy is made there when it sleeps."""
+    return all(state.devices[d].host_memory for d in instance.devices if d in state.devices)
 
 
 def lost_devices(state: State, instance: Instance) -> tuple[DeviceId, ...]:
-    """Devices it sits on that this daemon does not know: they were removed or renamed between two daemons."""
-    return tuple(d for d in instance.devices if d not in state.devices)
+    """Devices it sits on and may not stay on: unknown to this daemon (removed, renamed, gone), no seat any more, or faulty."""
+    return tuple(d for d in instance.devices if d not in state.devices or _is_draining(state, d))
+
+
+def _is_draining(state: State, device: DeviceId) -> bool:
+    sample = state.samples.get(device)
+    return not state.devices[device].allocatable or (sample is not None and sample.health is Health.DRAINING)
 
 
 def device_sets(state: State, spec: ModelSpec, claimed: Mapping[DeviceId, int] | None = None) -> tuple[tuple[DeviceId, ...], ...]:
-    """Device sets a model may be started on: kinds in order of preference, then the emptiest first."""
+    """Device sets a model may be started on: kinds in order of preference, then the emptiest first.
+
+    More than one device are a gang: of equal devices, within the tightest link island that has enough of them.
+    """
     kinds = (spec.devices.kind,) if spec.devices.kind else state.facts_of(spec.name).kinds
     allowed = [d for d in state.devices.values() if _allowed(d, spec, kinds)]
     held = claimed if claimed is not None else {d.id: state.claimed_on(d.id) for d in allowed}
     allowed.sort(key=lambda d: (kinds.index(d.kind), held[d.id] - d.usable_bytes, d.index, d.id))
+    if spec.devices.count > 1:
+        return gangs(allowed, spec.devices.count)
     return tuple((d.id,) for d in allowed)
 
 
+def gangs(allowed: Sequence[DeviceInfo], count: int) -> tuple[tuple[DeviceId, ...], ...]:
+    """Sets of ``count`` equal devices, the tightest linked first, in the order given otherwise; at most MOST_GANGS of them."""
+    whole = [d for d in allowed if d.parent is None]  # a process uses one MIG instance only
+    depth = max((len(d.islands) for d in whole), default=0)
+    found: list[tuple[DeviceId, ...]] = []
+    for level in range(depth + 1):  # the last level is the host: any equal devices
+        islands: dict[tuple[object, ...], list[DeviceInfo]] = {}
+        for d in whole:
+            island = d.islands[level] if level < len(d.islands) else ""
+            islands.setdefault((d.kind, d.name, d.capacity_bytes, island), []).append(d)
+        for members in islands.values():
+            found += [tuple(sorted(d.id for d in gang)) for gang in islice(combinations(members, count), MOST_GANGS)]
+        if found:
+            break  # a looser island is no seat while a tighter one is large enough
+    return tuple(dict.fromkeys(found))[:MOST_GANGS]
+
+
 def _allowed(device: DeviceInfo, spec: ModelSpec, kinds: tuple[str, ...]) -> bool:
+    if not device.allocatable:
+        return False
     if device.kind not in kinds or device.capacity_bytes < spec.devices.min_memory_bytes:
         return False
     return not spec.devices.ids or device.id in spec.devices.ids
@@ -318,6 +394,8 @@ def exits_of(state: State, instance: Instance, availability: Availability) -> tu
         return chance * return_s * weight + 0.02 * leave_s + drain
 
     levels = state.facts_of(instance.model).usable_levels() if instance.phase is Phase.AWAKE else ()
+    if any(state.devices[d].max_processes == 1 for d in instance.devices if d in state.devices):
+        levels = ()  # a sleeper keeps its context, which is all that such a device has
     asleep = [_sleep_exit(state, instance, footprint, n, measured, regret(footprint.wake_seconds(n), 3.0)) for n in levels]
     gone = regret(footprint.start_seconds(), footprint.leave_seconds(None))
     return (*asleep, _stop_exit(instance, measured, gone))
@@ -334,9 +412,8 @@ def _stop_exit(instance: Instance, measured: dict[DeviceId, int], regret: float)
 
 
 def _sleep_exit(state: State, instance: Instance, footprint: Footprint, level: int, measured: dict[DeviceId, int], regret: float) -> Exit:
-    residue = footprint.residue(level)
-    on_host = all(state.devices[d].host_memory for d in instance.devices if d in state.devices)
-    host = 0 if on_host else max(0, footprint.host_copy(level) - instance.claim.host_bytes)
+    residue = residue_of(state, instance, level)
+    host = 0 if on_host(state, instance) else max(0, footprint.host_copy(level) - instance.claim.host_bytes)
     return Exit(
         goal=goal_asleep(level),
         claim_freed={d: max(0, b - residue) for d, b in instance.claim.device_bytes.items()},

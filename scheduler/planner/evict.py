@@ -68,7 +68,7 @@ def evict(picture: Picture, target: Target) -> Fits | NotNow | Never:
             blocked.append(NotNow(Reason(Code.WAITING_MOVE, f"another change on {', '.join(devices)} is under way")))
             continue
         if not admits_growth(picture, devices):
-            blocked.append(NotNow(Reason(Code.WAITING_MEMORY, f"no fresh measurement of {', '.join(devices)}")))
+            blocked.append(NotNow(Reason(Code.WAITING_MEMORY, _why_blocked(picture, devices))))
             continue
         gaps = {d: gap_on(picture, target, d) for d in devices}
         budget = Budget(share := left // (len(possible) - rank))  # what one set does not need is left to the others
@@ -81,6 +81,11 @@ def evict(picture: Picture, target: Target) -> Fits | NotNow | Never:
     if best is not None:
         return best[1]
     return min(blocked, key=lambda b: b.retry_at_s if b.retry_at_s is not None else float("inf"))
+
+
+def _why_blocked(picture: Picture, devices: tuple[DeviceId, ...]) -> str:
+    said = [view.blocked for d in devices if (view := picture.devices.get(d)) is not None and view.blocked]
+    return "; ".join(said) or f"no fresh measurement of {', '.join(devices)}"
 
 
 def _cheapest(picture: Picture, target: Target, gaps: dict[DeviceId, Gap], at_most: float, budget: Budget) -> Found | None:

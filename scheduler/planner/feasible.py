@@ -26,6 +26,8 @@ def gap_on(picture: Picture, target: Target, device: DeviceId) -> Gap:
     view = picture.devices[device]
     others = picture.claimed_on(device) - target.own_claim.on(device)
     ledger = others + target.need_bytes + view.foreign_bytes - view.info.usable_bytes
+    if view.info.max_processes == 1:  # EXCLUSIVE_PROCESS: whoever holds a context there, a sleeper too, has to go whole
+        ledger = max(ledger, others)
     growth = target.need_bytes - target.own_measured.get(device, 0)
     free = view.free_bytes if view.free_bytes is not None else 0
     return Gap(ledger, growth + view.info.margin_bytes - free)
@@ -49,4 +51,4 @@ def most_bytes(info: DeviceInfo) -> int:
 def admits_growth(picture: Picture, devices: tuple[DeviceId, ...]) -> bool:
     """Whether every device is known, healthy and freshly measured."""
     views = [picture.devices.get(d) for d in devices]
-    return all(v is not None and v.health is Health.OK and v.free_bytes is not None for v in views)
+    return all(v is not None and v.health is Health.OK and v.free_bytes is not None and not v.blocked for v in views)

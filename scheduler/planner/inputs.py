@@ -13,12 +13,17 @@ from scheduler.domain.reasons import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceView:
-    """A device now. ``free_bytes`` is measured, None without a fresh sample; ``foreign_bytes`` is the current value."""
+    """A device now. ``free_bytes`` is measured, None without a fresh sample.
+
+    ``foreign_bytes`` is the current value for a reaction, the most of the last minutes for a plan. ``blocked`` says why nothing
+    may grow there, whoever leaves; empty = it may.
+    """
 
     info: DeviceInfo
     health: Health
     free_bytes: int | None
     foreign_bytes: int
+    blocked: str = ""
 
 
 class Availability(StrEnum):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from scheduler.domain.device import DeviceInfo, DeviceSample, Pin
+from scheduler.domain.device import DeviceInfo, DeviceSample, HostSample, Pin
 from scheduler.domain.ids import DeviceId, Holder
 
 
@@ -41,4 +41,12 @@ class DeviceSource(Protocol):
 
     def pins(self) -> Mapping[DeviceId, Pin]:
         """How to address each device at this moment, as of the last look; empty when there is nothing to pin."""
+        ...
+
+
+class HostSource(Protocol):
+    """The machine's own memory, where sleepers keep their copies."""
+
+    async def sample(self, groups: Mapping[Holder, frozenset[int]]) -> HostSample | None:
+        """Measure now, every holder asked for; None while it cannot be measured. Never blocks the event loop."""
         ...

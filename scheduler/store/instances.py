@@ -17,7 +17,7 @@ from scheduler.store.tables import instances, launches
 #: Columns of ``launches`` that are the record's fields as they are.
 _PLAIN = (
     *("id", "instance", "engine", "env_hash", "cwd", "port", "kv_bytes", "token", "fingerprint", "served_model"),
-    *("ready_path", "log_path", "boot_id", "created_at", "pid", "start_ticks", "version"),
+    *("ready_path", "log_path", "boot_id", "created_at", "pid", "start_ticks", "version", "golden"),
 )
 #: ... and those that are JSON, with the type to read them back as.
 _JSON: dict[str, Any] = {
@@ -104,6 +104,11 @@ def set_launch_process(conn: Connection, launch: LaunchId, boot_id: str, pid: in
 def set_launch_version(conn: Connection, launch: LaunchId, version: str) -> None:
     """Record the engine's version, known at Ready; raises NotFound (``store_no_row``)."""
     _change(conn, launch, version=version)
+
+
+def set_launch_golden(conn: Connection, launch: LaunchId, golden: str) -> None:
+    """Record what the engine answered after its start; raises NotFound (``store_no_row``)."""
+    _change(conn, launch, golden=golden)
 
 
 def end_launch(conn: Connection, end: LaunchEnd) -> None:

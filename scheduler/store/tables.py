@@ -10,7 +10,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 #: Number of the schema these tables are: the newest revision under migrations/versions, kept in ``user_version`` too.
-SCHEMA = 1
+SCHEMA = 2
 #: "HSET": tells our files from anybody else's SQLite file.
 APPLICATION_ID = 0x48534554
 
@@ -104,6 +104,18 @@ models = Table(
     sqlite_strict=True,
 )
 
+devices = Table(
+    "devices",
+    metadata,
+    _key("uuid"),
+    _words("id"),
+    _words("kind"),
+    _words("name"),
+    _real("seen_at"),
+    UniqueConstraint("id"),
+    sqlite_strict=True,
+)
+
 footprints = Table(
     "footprints",
     metadata,
@@ -155,6 +167,7 @@ launches = Table(
     _maybe_words("end_reason"),
     _maybe_words("log_line"),
     _maybe_real("duration_s"),
+    _maybe_words("golden"),  # what it answered after its start, to be compared with after each wake
     UniqueConstraint("token"),
     CheckConstraint("(pid IS NULL) = (start_ticks IS NULL)", name="process"),
     CheckConstraint("(ended_at IS NULL) = (result IS NULL)", name="ended"),

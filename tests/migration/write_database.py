@@ -12,12 +12,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from scheduler.domain.ids import ActionId, LaunchId, MoveId
+from scheduler.domain.device import DeviceInfo
+from scheduler.domain.ids import ActionId, DeviceId, LaunchId, MoveId
 from scheduler.domain.launch import LaunchEnd
 from scheduler.domain.plan import MoveState
 from scheduler.domain.reasons import Code
 from scheduler.store.actions import StoredAction, recent_actions, save_action
 from scheduler.store.backup import backup_database
+from scheduler.store.devices import load_devices, save_devices
 from scheduler.store.engine import open_database
 from scheduler.store.events import StoredEvent, append_event, list_events
 from scheduler.store.footprints import StoredFootprint, load_footprints, save_footprint
@@ -49,6 +51,7 @@ _ACTION = StoredAction(
     ended_at=NOW + 3,
     result={"code": "ok", "waited_s": 2.9},
 )
+_CARD = DeviceInfo(id=DeviceId("gpu0"), kind="nvidia", name="A100", index=1, uuid="GPU-1", capacity_bytes=80 << 30)
 _USED = Counts(requests=3, errors=1, prompt_tokens=100, cached_tokens=60, completion_tokens=20, holds=1, cold_hits=1, hold_seconds=2.5)
 
 
@@ -71,6 +74,7 @@ def populate(conn: Connection) -> None:
     save_action(conn, _ACTION)
     add_usage(conn, [UsageRow(model=A, at=NOW + 30, principal="office", endpoint="chat/completions", counts=_USED)])
     next_epoch(conn)
+    save_devices(conn, [_CARD], NOW)
 
 
 #: What is read back from a database that ``populate`` filled, whichever release wrote it.
@@ -102,6 +106,11 @@ ROWS: dict[str, tuple[Callable[[Connection], Any], Any]] = {
     "last used": (last_used, {A: NOW + 30}),
     "uuid": (lambda conn: get_meta(conn, "state_uuid"), UUID),
     "epoch": (lambda conn: get_meta(conn, "epoch"), "1"),
+}
+
+#: ... and what only releases from that schema on have written.
+SINCE: dict[int, dict[str, tuple[Callable[[Connection], Any], Any]]] = {
+    2: {"devices": (lambda conn: load_devices(conn, "nvidia"), {"GPU-1": "gpu0"})},
 }
 
 

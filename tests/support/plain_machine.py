@@ -168,12 +168,13 @@ class PlainMachine:
         reply, order, iid = proc.life.wake(self.now_s), proc.order, effect.instance
         self._books(iid, proc)
         self.arm(iid, proc)
+        self.later(0.0, lambda: self.play(ev.WakeSent(at_s=self.now_s, instance=iid, launch=effect.launch)))
 
         def answer() -> None:
             if proc.order != order or proc.life.stage is Stage.ENDED:
                 return
             if reply.error:
-                reason = Reason(Code.WAKE_FAILED, reply.error)
+                reason = Reason(Code.DEVICE_OOM if "out of memory" in reply.error else Code.WAKE_FAILED, reply.error)
                 self.play(ev.WakeErrored(at_s=self.now_s, instance=iid, launch=effect.launch, reason=reason))
             else:
                 self.play(ev.EngineReady(at_s=self.now_s, instance=iid, launch=effect.launch))

@@ -284,7 +284,8 @@ class WorldEngine:
         if not process.alive:
             raise Temporary("connection reset", retry_after_s=1.0)
         if reply.error:
-            raise Temporary(reply.error, retry_after_s=1.0)
+            code = Code.DEVICE_OOM if "out of memory" in reply.error else None
+            raise Temporary(reply.error, retry_after_s=1.0, code=code)
         return reply
 
 

@@ -137,9 +137,8 @@ def test_a_sleep_that_goes_wrong_makes_room_all_the_same(knobs: dict[str, object
     assert not world.overflows
 
 
-@pytest.mark.parametrize("knobs", [{"wake_errors": 1}, {"wake_hangs": 1}], ids=["error", "hang"])
-def test_a_wake_that_fails_once_is_tried_again_and_its_waiters_stay_held(knobs: dict[str, object]) -> None:
-    world = pair(**knobs)
+def test_a_wake_that_finds_no_room_is_tried_once_more_and_its_waiters_stay_held() -> None:
+    world = pair(wake_errors=1)
     world.settle()
     (client,) = world.ask("a", limit_s=3600, wait_s=600)
     world.settle()
@@ -147,6 +146,27 @@ def test_a_wake_that_fails_once_is_tried_again_and_its_waiters_stay_held(knobs: 
     assert world.path("a").endswith("asleep waking unknown asleep waking awake")
     assert world.count("Launch", "a") == 1
     assert world.count("Sleep", "a") == 1  # never put back to sleep
+
+
+def test_a_wake_that_fails_for_another_reason_becomes_a_cold_start_at_once() -> None:
+    world = pair(wake_hangs=1)
+    world.settle()
+    (client,) = world.ask("a", limit_s=3600, wait_s=600)
+    world.settle()
+    assert client.end == "ok"
+    assert world.path("a").endswith("asleep waking unknown asleep stopping stopped launching awake")
+    assert world.count("Sleep", "a") == 1
+
+
+def test_a_level_that_cannot_be_woken_from_twice_is_not_used_again() -> None:
+    world = pair(wake_hangs=2)
+    for _ in range(2):
+        world.settle()
+        world.ask("a", limit_s=3600, wait_s=600)
+        world.settle()
+        world.order("sleep", "a")
+    world.settle()
+    assert world.state.facts_of(ModelName("a")).usable_levels() == ()
 
 
 def test_a_wake_that_fails_twice_becomes_a_cold_start() -> None:

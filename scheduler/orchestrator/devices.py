@@ -1,0 +1,112 @@
+"""What happens to devices: they come, go, report faults, fall off the bus; and what others use of them over time."""
+
+from scheduler.domain.device import GONE, DeviceInfo, DeviceSample, Health
+from scheduler.domain.ids import CauseId, DeviceId
+from scheduler.domain.instance import GroupLost, Instance, may
+from scheduler.domain.reasons import Code, Reason
+from scheduler.orchestrator import lifecycle
+from scheduler.orchestrator.context import Context
+from scheduler.orchestrator.effects import CutLeases
+from scheduler.orchestrator.events import DevicesChanged
+from scheduler.orchestrator.state import State
+from scheduler.orchestrator.view import restless
+
+#: How long the most that others used counts when it is planned ahead, seconds (scheduling.md section 1).
+FOREIGN_WINDOW_S = 600.0
+
+_CODES = {
+    Health.DRAINING: "device_draining",
+    Health.LOST: "device_lost",
+    Health.MISSING: "device_missing",
+    Health.DRIVER_MISMATCH: "driver_mismatch",
+}
+
+
+def on_devices_changed(ctx: Context, event: DevicesChanged) -> None:
+    """The set of a family's devices is another one: ids stay with their uuids, who vanished is called missing."""
+    state = ctx.state
+    now = {info.id: info for info in event.devices}
+    for device, info in [(d, i) for d, i in state.devices.items() if i.kind == event.kind]:
+        if device not in now:
+            del state.devices[device]
+            state.samples.pop(device, None)
+            state.foreign.pop(device, None)
+            for code in _CODES.values():  # whatever it complained about, it is gone
+                state.degraded.pop(f"{code}:{device}", None)
+            miss(state, device, info)
+            ctx.tell("device_missing", device, f"{device} ({info.name}) is not there any more")
+    for device, info in now.items():
+        if device not in state.devices:
+            ctx.tell("device_found", device, f"{device} ({info.name}) is there")
+        state.degraded.pop(f"device_missing:{device}", None)
+    others = {d: i for d, i in state.devices.items() if i.kind != event.kind}
+    state.devices = {**others, **now}
+
+
+def miss(state: State, device: DeviceId, info: DeviceInfo | None = None) -> None:
+    """Say that a device that was known is not there."""
+    name = f" ({info.name})" if info is not None else ""
+    text = f"{device}{name} was there before and is not now"
+    fix = "look at the kernel log (dmesg) and at `nvidia-smi`; models that may sit elsewhere do"
+    state.degraded[f"device_missing:{device}"] = (text, fix, state.wall)
+
+
+def note(ctx: Context, sample: DeviceSample) -> None:
+    """Take in one sample: what others use, the device's health and what it reported."""
+    state, device = ctx.state, sample.device
+    before = state.samples.get(device)
+    state.samples[device] = sample
+    moving = any(device in i.devices and restless(i) for i in state.instances.values())
+    if sample.health in (Health.OK, Health.DRAINING) and not moving:  # else bytes that nobody holds any more may be ours
+        _note_foreign(state, sample)
+    for news in sample.news:
+        ctx.tell(news.kind, device, news.message)
+    old = before.health if before is not None else Health.OK
+    if sample.health is not old:
+        state.degraded.pop(f"{_CODES.get(old, '')}:{device}", None)
+        if sample.health in _CODES:
+            ctx.tell(_CODES[sample.health], device, f"{device}: {sample.trouble}")
+        else:
+            ctx.tell("device_back", device, f"{device} is well again")
+    if sample.health in _CODES:
+        key = f"{_CODES[sample.health]}:{device}"
+        since = state.degraded[key][2] if key in state.degraded else state.wall
+        state.degraded[key] = (f"{device}: {sample.trouble}", sample.fix, since)
+
+
+def _note_foreign(state: State, sample: DeviceSample) -> None:
+    """Keep the falling edge of what others used within the window: the first entry is the most."""
+    edge = state.foreign.setdefault(sample.device, [])
+    while edge and edge[-1][1] <= sample.foreign_bytes:
+        edge.pop()
+    edge.append((sample.started_at_s, sample.foreign_bytes))
+    while edge[0][0] < sample.started_at_s - FOREIGN_WINDOW_S:
+        edge.pop(0)
+
+
+def leave_dead(ctx: Context) -> None:
+    """Who sits on a device that is lost has lost its engine: requests end with an error, the group is killed.
+
+    Its claim ends with it: on the lost device at once, on healthy members of a gang when they were measured.
+    """
+    for instance in list(ctx.state.instances.values()):
+        dead = [d for d in instance.devices if is_gone(ctx.state, d) and d in ctx.state.devices]
+        if dead and may(instance, GroupLost):
+            _lose(ctx, instance, dead)
+
+
+def _lose(ctx: Context, instance: Instance, dead: list[DeviceId]) -> None:
+    sample = ctx.state.samples[dead[0]]
+    text = f"{', '.join(dead)} is lost: {sample.trouble}" if sample.trouble else f"{', '.join(dead)} is lost"
+    reason = Reason(Code.DEVICE_LOST, text, sample.fix or "look at the kernel log (dmesg)")
+    live = ctx.state.live_of(instance.id)
+    if live.leases:
+        ctx.emit(CutLeases(leases=tuple(sorted(live.leases)), cause=CauseId("rule:device_lost")))
+    live.exit_reason = reason
+    lifecycle.lose(ctx, instance, reason)
+
+
+def is_gone(state: State, device: DeviceId) -> bool:
+    """Whether nothing will ever be measured there again, as far as can be told now."""
+    sample = state.samples.get(device)
+    return device not in state.devices or (sample is not None and sample.health in GONE)

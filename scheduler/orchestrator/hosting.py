@@ -1,0 +1,74 @@
+"""Host memory as a ledger: copies of sleepers, who may make one, and what they were measured to take."""
+
+from dataclasses import replace
+
+from scheduler.domain.device import HostSample
+from scheduler.domain.ids import holder_of
+from scheduler.domain.instance import GOAL_STOPPED, Goal, Instance, Phase, goal_asleep
+from scheduler.domain.reasons import Code, Reason
+from scheduler.domain.units import human_bytes
+from scheduler.orchestrator.context import Context
+from scheduler.orchestrator.measuring import teach
+from scheduler.orchestrator.state import State
+from scheduler.orchestrator.view import on_host
+
+
+def host_bytes_asleep(state: State, instance: Instance, level: int | None) -> int:
+    """Host bytes it claims once it left for ``level``: a copy stays until the process ends; on the host's own memory none is made."""
+    if level is None or on_host(state, instance):
+        return instance.claim.host_bytes
+    return max(instance.claim.host_bytes, state.facts_of(instance.model).footprint.host_copy(level))
+
+
+def has_host_room(state: State, instance: Instance, host_bytes: int) -> bool:
+    """Whether it may claim so much host memory: by the ledger, and by what the machine has left."""
+    more = host_bytes - instance.claim.host_bytes
+    return more <= 0 or more <= state.host_room()
+
+
+def deepest_goal(state: State, instance: Instance, wanted: int | None) -> tuple[Goal, Reason]:
+    """Where an instance goes for whose copy the host has no room: to a deeper level that needs less, else it is stopped."""
+    held, limit = human_bytes(state.host_claimed()), human_bytes(state.host_limit_bytes)
+    need = host_bytes_asleep(state, instance, wanted)
+    text = f"{instance.model} cannot sleep at level {wanted}: its copy needs {human_bytes(need)} of host memory, {held} of {limit} are held"
+    if state.host is not None and state.host_claimed() + need - instance.claim.host_bytes <= state.host_limit_bytes:
+        text = f"{text}, and only {human_bytes(state.host.available_bytes)} are available on the machine"
+    fix = "stop a sleeper that keeps its copy there, or raise host.sleep_memory"
+    for level in state.facts_of(instance.model).usable_levels():
+        if level > (wanted or 0) and has_host_room(state, instance, host_bytes_asleep(state, instance, level)):
+            return goal_asleep(level), Reason(Code.SLEEP_FAILED, f"{text}: level {level} instead", fix)
+    return GOAL_STOPPED, Reason(Code.SLEEP_FAILED, f"{text}: stopped instead", fix)
+
+
+def note_host(ctx: Context, sample: HostSample) -> None:
+    """Take in one measurement of host memory: the state before a sleep, and the copy that it made."""
+    ctx.state.host = sample
+    for instance in list(ctx.state.instances.values()):
+        held = sample.own.get(holder_of(instance.id))
+        if held is None or on_host(ctx.state, instance) or sample.started_at_s < instance.since_s:
+            continue
+        if instance.phase is Phase.AWAKE:
+            ctx.state.live_of(instance.id).host_awake_bytes = held
+        elif instance.phase is Phase.ASLEEP:
+            _note_copy(ctx, instance, held)
+
+
+def _note_copy(ctx: Context, instance: Instance, held_bytes: int) -> None:
+    """The first look at a sleeper says what its copy takes; what an engine hides from us counts as estimated.
+
+    Pinned memory is part of a process's resident set with some drivers only, so a copy that cannot be seen there is none that
+    is not there: a measurement below half of the estimate proves nothing.
+    """
+    live, level = ctx.state.live_of(instance.id), instance.level or 1
+    if live.host_awake_bytes is None:
+        return
+    before, live.host_awake_bytes = live.host_awake_bytes, None
+    copy = held_bytes - before
+    footprint = ctx.state.facts_of(instance.model).footprint
+    if level in footprint.host_bytes and footprint.host_bytes[level] == 0:
+        return
+    if copy < footprint.host_copy(level) // 2:
+        return
+    teach(ctx, instance, lambda learned: learned.with_host(level, copy))
+    if copy != instance.claim.host_bytes:
+        ctx.set_claim(instance.id, replace(instance.claim, host_bytes=copy))
