@@ -259,8 +259,9 @@ def _weights(path: Path, names: Mapping[str, int], config: Config, problems: lis
     if tensors_in or listed:
         chosen = sorted(listed) or tensors_in
         _refuse_gaps(path, chosen, names)
-        _note_index(index, chosen, names, problems)
-        return _from_headers(path, chosen, names, config)
+        tensors = _tensors(path, chosen)
+        _note_index(index, sum(tensor.size_bytes for tensor in tensors), "tensors", problems)
+        return _Weights(_split(tensors, config), Evidence.HEADERS, sum(names[name] for name in chosen), _most_common(tensors))
     chosen = _weight_files(names, ".bin") or _weight_files(names, ".pt") or _weight_files(names, ".pth")
     index = _index(path, names, "pytorch_model.bin.index.json", problems)
     listed = {file for file in mapping(index, "weight_map").values() if isinstance(file, str)}
@@ -271,7 +272,7 @@ def _weights(path: Path, names: Mapping[str, int], config: Config, problems: lis
         said = number(mapping(index, "metadata"), "total_size")
         if said and not _differs(said, total):
             return _Weights(unsorted(said), Evidence.INDEX, total)
-        _note_index(index, chosen, names, problems)
+        _note_index(index, total, "files", problems)
         return _Weights(unsorted(total), Evidence.FILES, total)
     size = dense_weights_bytes(config)
     return _Weights(unsorted(size), Evidence.FORMULA, size, dtype_of(config))
@@ -307,18 +308,17 @@ def _refuse_gaps(path: Path, chosen: list[str], names: Mapping[str, int]) -> Non
         raise FolderError(message, fix="the download is not complete; fetch it again")
 
 
-def _note_index(index: Config, chosen: list[str], names: Mapping[str, int], problems: list[str]) -> None:
+def _note_index(index: Config, total: int, what: str, problems: list[str]) -> None:
     said = number(mapping(index, "metadata"), "total_size")
-    total = sum(names[name] for name in chosen)
     if said and _differs(said, total):
-        problems.append(f"the index says {said} bytes of weights, the files have {total}")
+        problems.append(f"the index says {said} bytes of weights, the {what} have {total}")
 
 
 def _differs(said: int, total: int) -> bool:
     return abs(said - total) > INDEX_TOLERANCE * total
 
 
-def _from_headers(path: Path, chosen: list[str], names: Mapping[str, int], config: Config) -> _Weights:
+def _tensors(path: Path, chosen: list[str]) -> list[Tensor]:
     tensors: list[Tensor] = []
     for name in chosen:
         file = path / name
@@ -329,16 +329,19 @@ def _from_headers(path: Path, chosen: list[str], names: Mapping[str, int], confi
             raise FolderError(f"{file} cannot be read: {error.strerror}", fix=fix) from error
         except SafetensorsError as error:
             raise FolderError(f"{file}: {error}", fix="fetch it again and compare its size and checksum") from error
+    return tensors
+
+
+def _split(tensors: list[Tensor], config: Config) -> Split:
     text = text_config(config)
     guessing = positive(text, "num_nextn_predict_layers", "mtp_num_hidden_layers")
-    found = split(
+    return split(
         tensors,
         kv_heads=kv_heads(config),
         query_heads=query_heads(text),
         tied=is_tied(config),
         guessing_from=layer_count(text) if guessing else 0,
     )
-    return _Weights(found, Evidence.HEADERS, sum(names[name] for name in chosen), _most_common(tensors))
 
 
 def _most_common(tensors: list[Tensor]) -> str:

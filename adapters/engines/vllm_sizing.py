@@ -37,7 +37,7 @@ _SWITCHES: Final[Mapping[str, tuple[str, bool]]] = {
     "--disable-hybrid-kv-cache-manager": ("flat", True),
     "--no-disable-hybrid-kv-cache-manager": ("flat", False),
 }
-_COUNT: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+_COUNT: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", re.ASCII)
 _DECIMAL: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 MAX_COUNT: Final = 1 << 40
