@@ -45,7 +45,10 @@ MAX_FILES: Final = 4096
 #: How far the index's total may be from the sizes of the files and still count.
 INDEX_TOLERANCE: Final = 0.01
 _SHARD: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
+_MAX_NAME: Final = 255  # bytes of a file's name; what a file says may be anything
 _ADAPTER_CONFIG: Final = "adapter_config.json"
+#: Older tools write the method into a file of its own.
+_QUANTIZATION_FILES: Final = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 _POOLING_FILES: Final = ("modules.json", "config_sentence_transformers.json", "1_Pooling")
 _FLOATS: Final = {
     "F64": "float64",
@@ -163,7 +166,7 @@ def _read_once(path: Path, files: tuple[_File, ...]) -> HfModel:
         evidence=weights.evidence,
         disk_bytes=weights.disk_bytes,
         dtype=weights.dtype or dtype_of(config),
-        quantization=quantization(config),
+        quantization=quantization(config) or next((method for file, method in _QUANTIZATION_FILES.items() if file in names), ""),
         vocabulary=positive(text, "vocab_size", "padded_vocab_size"),
         layers=layer_count(text),
         kv_heads=kv_heads(config),
@@ -189,7 +192,8 @@ def _config(path: Path, names: Mapping[str, int]) -> Config:
     if "config.json" in names:
         return _json(path / "config.json", names["config.json"])
     if _ADAPTER_CONFIG in names:
-        base = word(_json(path / _ADAPTER_CONFIG, names[_ADAPTER_CONFIG]), "base_model_name_or_path") or "its base model"
+        base = word(_json(path / _ADAPTER_CONFIG, names[_ADAPTER_CONFIG]), "base_model_name_or_path")
+        base = base if base.isprintable() and 0 < len(base) <= _MAX_NAME else "its base model"
         fix = f"set `model` to {base} and add the adapter with args: [--enable-lora, --lora-modules, NAME={path}]"
         raise FolderError(f"{path} is an adapter (LoRA), not a model", fix=fix)
     if "params.json" in names:
@@ -304,7 +308,8 @@ def _refuse_gaps(path: Path, chosen: list[str], names: Mapping[str, int]) -> Non
     missing = sorted(wanted - set(names))
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        message = f"{path / missing[0]}{more} is missing, one of {len(wanted)} weight files"
+        first = missing[0] if missing[0].isprintable() and len(missing[0]) <= _MAX_NAME else ascii(missing[0][:80])
+        message = f"{path}/{first}{more} is missing, one of {len(wanted)} weight files"
         raise FolderError(message, fix="the download is not complete; fetch it again")
 
 
@@ -328,7 +333,8 @@ def _tensors(path: Path, chosen: list[str]) -> list[Tensor]:
             fix = "let the daemon's user read it (chmod o+r, and o+x on its folders)"
             raise FolderError(f"{file} cannot be read: {error.strerror}", fix=fix) from error
         except SafetensorsError as error:
-            raise FolderError(f"{file}: {error}", fix="fetch it again and compare its size and checksum") from error
+            fix = "run git lfs pull in that folder" if error.pointer else "fetch it again and compare its size and checksum"
+            raise FolderError(f"{file}: {error}", fix=fix) from error
     return tensors
 
 

@@ -16,6 +16,7 @@ from typing import Final
 
 MAX_HEADER_BYTES: Final = 100_000_000  # the format's own limit
 _LENGTH: Final = struct.Struct("<Q")
+_POINTER: Final = b"version "
 _CHUNK: Final = 1 << 24
 _MAX_RANK: Final = 64
 
@@ -42,7 +43,12 @@ DTYPE_BITS: Final[Mapping[str, int]] = {
 
 
 class SafetensorsError(ValueError):
-    """The file is no whole safetensors file; the message says why, as the end of a sentence that names the file."""
+    """The file is no whole safetensors file; the message says why, as the end of a sentence that names the file. ``pointer`` = it stands
+    for a file that git-lfs did not fetch."""
+
+    def __init__(self, message: str, *, pointer: bool = False) -> None:
+        super().__init__(message)
+        self.pointer = pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +77,11 @@ def _header(descriptor: int, file_bytes: int) -> bytes:
     first = _read(descriptor, _LENGTH.size)
     if len(first) < _LENGTH.size:
         raise SafetensorsError(f"it is cut: it has {file_bytes} bytes, not even the length of its header")
+    if first == _POINTER:
+        raise SafetensorsError("it is a pointer of git-lfs, the file itself was not fetched", pointer=True)
     (length,) = _LENGTH.unpack(first)
     if length > MAX_HEADER_BYTES or length < 2:
-        raise SafetensorsError(f"it begins with {first!r}, which is no length of a header (a pointer file of git-lfs?)")
+        raise SafetensorsError(f"it begins with {first!r}, which is no length of a header")
     if _LENGTH.size + length > file_bytes:
         raise SafetensorsError(f"it is cut: it has {file_bytes} bytes, its header alone needs {_LENGTH.size + length}")
     return _read(descriptor, length)

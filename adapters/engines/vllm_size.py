@@ -33,6 +33,7 @@ from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB, MIB
 
+PLAIN_BYTES: Final = 2  # of an element in bfloat16 or float16
 #: Padding of tensors and of the allocator's blocks (2 to 5 % were seen).
 WEIGHTS_MARGIN: Final = 1.02
 CONTEXT_BYTES: Final = GIB // 2
@@ -195,7 +196,7 @@ def _in_memory(model: HfModel, found: Split, sizing: Sizing) -> tuple[Split, Spl
     if model.quantization:
         return found, found
     stored = DTYPE_BYTES.get(model.dtype, 0)
-    full = found.scaled(model_bytes(sizing), stored) if stored else found
+    full = found.scaled(model_bytes(sizing), stored) if stored >= PLAIN_BYTES else found  # less than 16 bits stays as it is
     if sizing.quantization not in _ONLINE:
         return full, full
     share = full.scaled(*_ONLINE[sizing.quantization])
@@ -205,7 +206,7 @@ def _in_memory(model: HfModel, found: Split, sizing: Sizing) -> tuple[Split, Spl
 
 def model_bytes(sizing: Sizing) -> int:
     """Bytes of an element of the model's own data type: the flag's; ``auto`` is 16 bits, for files in 32 bits too."""
-    return max(2, DTYPE_BYTES.get(sizing.dtype, 2))
+    return max(PLAIN_BYTES, DTYPE_BYTES.get(sizing.dtype, PLAIN_BYTES))
 
 
 def _kv(model: HfModel, sizing: Sizing, tensor: int, pipeline: int) -> tuple[int, int]:
@@ -359,7 +360,7 @@ def _check_format(model: HfModel, path: Path, sizing: Sizing) -> None:
 
 def _missing_fix(path: Path) -> str:
     try:
-        near = sorted(child.name for child in path.parent.iterdir() if child.is_dir())
+        near = sorted(child.name for child in path.parent.iterdir() if child.is_dir() and child.name.isprintable())
     except (OSError, ValueError):
         near = []
     near = difflib.get_close_matches(path.name, near, 3, 0.4) or near[:3]

@@ -160,5 +160,4 @@ def _speculative(text: str) -> tuple[str, bool]:
 def parallel(sizing: Sizing, devices: int) -> tuple[int, int]:
     """Tensor and pipeline parallelism over ``devices`` of one instance: what pipeline and data parallelism leave is tensor parallelism."""
     pipeline = min(sizing.pipeline, max(1, devices))
-    data = min(sizing.data, max(1, devices // pipeline))
-    return max(1, devices // (pipeline * data)), pipeline
+    return max(1, devices // (pipeline * sizing.data)), pipeline

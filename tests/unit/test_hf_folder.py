@@ -64,6 +64,25 @@ def test_weights_by_the_configuration_alone(name: str, tmp_path: Path) -> None:
     assert (found.weights_bytes, found.evidence, found.formats) == (WEIGHTS[name], Evidence.FORMULA, frozenset())
 
 
+@pytest.mark.parametrize(
+    ("changes", "layers_with_experts"),
+    [({}, 4), ({"first_k_dense_replace": 1}, 3), ({"decoder_sparse_step": 3}, 1), ({"mlp_only_layers": [0, 3]}, 2)],
+)
+def test_which_layers_have_experts(changes: dict[str, Any], layers_with_experts: int) -> None:
+    config = llama_config(num_experts=4, moe_intermediate_size=32, n_shared_experts=1, **changes)
+    experts, plain = (4 + 1) * 3 * 64 * 32 + 64 * 4, 3 * 64 * 128
+    assert dense_weights_bytes(config) - DENSE == layers_with_experts * (experts - plain) * 2
+
+
+def test_latent_attention_by_the_configuration() -> None:
+    ranks = {"kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    common = 64 * (16 + 4) + 16 + 16 * 4 * (8 + 8) + 4 * 8 * 64
+    mine = 2 * 64 * 4 * 16 + 2 * 64 * 2 * 16
+    direct, compressed = 64 * 4 * 12, 64 * 24 + 24 * 4 * 12 + 24
+    assert dense_weights_bytes(llama_config(**ranks)) - DENSE == 4 * 2 * (common + direct - mine)
+    assert dense_weights_bytes(llama_config(**ranks, q_lora_rank=24)) - DENSE == 4 * 2 * (common + compressed - mine)
+
+
 def test_headers_and_formula_agree(tmp_path: Path) -> None:
     found = read_folder(plain(tmp_path))
     assert (found.weights_bytes, found.evidence) == (DENSE, Evidence.HEADERS)
@@ -131,12 +150,25 @@ def test_layers_for_further_tokens_count_apart(tmp_path: Path) -> None:
     assert found.split.next_tokens.total == dense_weights_bytes(llama_config(num_hidden_layers=5)) - DENSE
 
 
+def test_more_layers_than_the_configuration_says_count_all_the_same(tmp_path: Path) -> None:
+    """An encoder beside the decoder, for one; only models with layers for further tokens leave some out."""
+    further = llama_tensors(llama_config(num_hidden_layers=5))
+    assert read_folder(write_folder(tmp_path, llama_config(), further)).split.next_tokens.total == 0
+
+
 def test_quantised_weights_count_as_they_are_on_disk(tmp_path: Path) -> None:
     config = llama_config(quantization_config={"quant_method": "awq", "bits": 4})
     tensors = {"model.embed_tokens.weight": ("F16", [256, 64]), "model.layers.0.mlp.down_proj.qweight": ("I32", [128, 8])}
     tensors["model.layers.0.mlp.down_proj.blocks"] = ("F4", [33, 1])
     found = read_folder(write_folder(tmp_path, config, tensors))
     assert (found.weights_bytes, found.quantization, found.dtype) == (256 * 64 * 2 + 128 * 8 * 4 + 17, "awq", "float16")
+
+
+@pytest.mark.parametrize(("name", "method"), [("hf_quant_config.json", "modelopt"), ("quantize_config.json", "gptq")])
+def test_a_method_in_a_file_of_its_own(tmp_path: Path, name: str, method: str) -> None:
+    plain(tmp_path)
+    (tmp_path / name).write_text("{}")
+    assert read_folder(tmp_path).quantization == method
 
 
 def test_pickles_count_by_their_index_or_by_their_size(tmp_path: Path) -> None:
@@ -266,10 +298,29 @@ def test_files_that_are_missing(tmp_path: Path) -> None:
     assert "model-00002-of-00003.safetensors (and 1 more) is missing" in str(refusal(tmp_path / "named"))
 
 
+def test_a_pointer_says_how_to_fetch_the_file(tmp_path: Path) -> None:
+    plain(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    assert refusal(tmp_path).fix == "run git lfs pull in that folder"
+
+
+@pytest.mark.parametrize("name", ["x\ny", "\ud800", "z" * 300])
+def test_names_that_cannot_be_printed(tmp_path: Path, name: str) -> None:
+    """What a file says ends up in logs and answers."""
+    write_folder(tmp_path / "a", llama_config())
+    write_index(tmp_path / "a", {"w": f"{name}.safetensors"}, 1)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
+    for error in (refusal(tmp_path / "a"), refusal(tmp_path / "b")):
+        text = str(error) + error.fix
+        assert text.isprintable()
+        assert len(text) < 1000
+
+
 HEADERS: list[tuple[bytes, str]] = [
     (b"", "not even the length of its header"),
     (b"\x01\x02", "not even the length of its header"),
-    (b"version https://git-lfs.github.com/spec/v1\n", "no length of a header"),
+    (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of git-lfs"),
     (struct.pack("<Q", MAX_HEADER_BYTES + 1) + b"{}", "no length of a header"),
     (struct.pack("<Q", 0), "no length of a header"),
     (struct.pack("<Q", 100) + b"{}", "its header alone needs 108"),
@@ -295,6 +346,7 @@ def test_files_that_are_no_safetensors(tmp_path: Path, content: bytes, cause: st
         {"dtype": "F32", "shape": [1], "data_offsets": [0]},
         {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 8]},
         {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]},
+        {"dtype": "NEW", "shape": [1], "data_offsets": [4, 0]},
         {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]},
         {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
         {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]},
@@ -365,6 +417,11 @@ def test_bytes_on_each_device() -> None:
     assert found.on_device(tensor_parallel=8, kv_heads=2) == 1000 + 10 + 10 + 200 + 200  # a whole head on each
 
 
+def test_an_output_matrix_alone_is_kept() -> None:
+    assert sorted_tensors({"lm_head.weight": 100}, tied=True).total == 100
+    assert sorted_tensors({"lm_head.weight": 100, "model.embed_tokens.weight": 100}, tied=True).total == 100
+
+
 def test_a_fused_matrix_is_cut_by_its_parts() -> None:
     found = sorted_tensors({"model.layers.0.self_attn.qkv_proj.weight": 800})  # 4 heads of queries, 2 of keys, 2 of values
     assert (found.layers.heads, found.layers.sharded) == (400, 400)
@@ -395,6 +452,10 @@ def test_a_vision_part_is_cut_or_copied() -> None:
         ({"text_config": {"max_position_embeddings": 4096}, "max_position_embeddings": 7}, 4096),
         (
             {"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+            131072,
+        ),
+        (
+            {"max_position_embeddings": 131072, "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}},
             131072,
         ),
         ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072),

@@ -120,6 +120,7 @@ WINDOW = {"sliding_window": 64}
         ({**WINDOW, "use_sliding_window": False}, "ffff"),
         ({**WINDOW, "model_type": "qwen2"}, "ffff"),  # off by default
         ({**WINDOW, "model_type": "qwen2", "use_sliding_window": False, "max_window_layers": 0}, "ffff"),
+        ({**WINDOW, "model_type": "qwen2", "max_window_layers": 0}, "ffff"),
         ({**WINDOW, "model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 3}, "fffs"),
         ({**WINDOW, "model_type": "qwen2", "use_sliding_window": True}, "ffff"),  # from layer 28 on
         ({**WINDOW, "model_type": "mistral"}, "ssss"),
@@ -138,6 +139,7 @@ WINDOW = {"sliding_window": 64}
         ({"model_type": "llama4_text", "attention_chunk_size": 64}, "sssf"),
         ({"model_type": "llama4_text", "attention_chunk_size": 64, "no_rope_layers": [1, 0, 1, 0]}, "sfsf"),
         ({"model_type": "mimo_v2", "sliding_window": 64, "attention_chunk_size": 64, "hybrid_layer_pattern": [0, 1, 1, 0]}, "fssf"),
+        ({"num_key_value_heads": [2, 0, 2, 1]}, "fff"),
         ({"full_attention_interval": 2}, "lflf"),
         ({"model_type": "qwen3_next"}, "lllf"),
         ({"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"] * 2}, "lflf"),
@@ -202,6 +204,8 @@ def test_the_type_of_a_state() -> None:
     narrow = read_layers({**config, "mamba_ssm_cache_dtype": "bfloat16"})
     assert measure(narrow, Cache()).state == (16 + 32) * 3 * 2 + 256 * 2
     assert measure(narrow, Cache(state_dtype="float32")).state == (16 + 32) * 3 * 2 + 256 * 4
+    kimi = read_layers({**BASE, "num_hidden_layers": 1, "linear_attn_config": {"num_heads": 2, "head_dim": 8}})
+    assert measure(kimi, Cache()).state == 3 * 16 * 3 * 2 + 2 * 64 * 4
     assert measure(narrow, Cache(tensor_parallel=2)).state == ((16 + 32) * 3 * 2 + 256 * 2) // 2
 
 
@@ -247,6 +251,7 @@ def test_a_window_bounds_what_a_request_keeps() -> None:
     """``window - 1 + in flight`` tokens, rounded up, and one block more; everything without the hybrid cache manager."""
     layers = read_layers({**BASE, "sliding_window": 64})
     assert request_bytes(layers, Cache(), 10_000, 100) == TWO_HEADS * (176 + 16)
+    assert request_bytes(layers, Cache(), 10_000, 97) == TWO_HEADS * (160 + 16)
     assert request_bytes(layers, Cache(), 100, 8192) == TWO_HEADS * (112 + 16)
     assert request_bytes(layers, Cache(hybrid=False), 10_000, 100) == TWO_HEADS * 10_000
 

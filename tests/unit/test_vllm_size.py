@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from adapters.engines.declared import with_declared
 from adapters.engines.dense_weights import dense_weights_bytes
 from adapters.engines.hf_folder import read_folder
 from adapters.engines.hf_hub import find_folder, find_snapshot, hub_cache
@@ -30,7 +31,7 @@ from adapters.engines.vllm_size import (
     size_of_name,
 )
 from adapters.engines.vllm_sizing import Sizing, count_of, parallel, read_sizing
-from scheduler.domain.claims import Source
+from scheduler.domain.claims import Footprint, Source
 from scheduler.domain.errors import Permanent
 from scheduler.domain.ids import ModelName
 from scheduler.domain.model import DeclaredFootprint, DeviceWish, ModelSpec
@@ -79,6 +80,12 @@ def test_a_folder_needs_nothing_from_the_user(big: Path) -> None:
     assert found.wake_s[2] == pytest.approx(16 * GIB / 1e9 + 1.0, rel=1e-4)
     assert found.start_s == pytest.approx(16 * GIB / 1e9 + 30.0, rel=1e-4)
     assert found.sleep_s[2] < found.sleep_s[1]
+
+
+def test_a_sleeper_keeps_no_more_than_half(small: Path) -> None:
+    found = estimate(spec_of(small))
+    assert found.awake_bytes < 2 * RESIDUE_BYTES
+    assert found.residue_bytes == {1: found.awake_bytes // 2, 2: found.awake_bytes // 2}
 
 
 def test_the_overhead_by_its_parts(big: Path) -> None:
@@ -201,12 +208,20 @@ def test_quantising_while_loading_needs_the_whole_first(big: Path) -> None:
     assert small.weights + small.loading >= 16 * GIB
     found = estimate(spec_of(big, "-q", "fp8", "--max-model-len", "16"))
     assert found.start_peak_bytes > found.awake_bytes
+    norms = {"model.layers.0.input_layernorm.weight": ("BF16", [1000]), "model.layers.0.mlp.up_proj.weight": ("BF16", [1000])}
+    mixed = write_folder(big.parent / "mixed", llama_config(), {**norms, "model.embed_tokens.weight": ("BF16", [1000])})
+    assert parts_of(mixed, "--quantization", "fp8").weights == int((2000 + 1000 + 2000) * 1.02)
     assert parts_of(big, "--quantization", "awq").weights == plain.weights  # a name for what is on disk
 
 
 def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path: Path) -> None:
     path = sized_folder(tmp_path, GIB, quantization_config={"quant_method": "fp8"})
     assert parts_of(path, "--quantization", "fp8") == parts_of(path)
+
+
+def test_eight_bits_without_a_word_of_quantisation_stay_eight_bits(tmp_path: Path) -> None:
+    path = write_folder(tmp_path, llama_config(), {"model.layers.0.mlp.up_proj.weight": ("F8_E4M3", [1 << 20])})
+    assert parts_of(path).weights == int(MIB * 1.02)
 
 
 def test_weights_on_the_host(big: Path) -> None:
@@ -258,6 +273,15 @@ def test_one_declared_size_replaces_one(big: Path) -> None:
     assert (least.kv_min_bytes, least.kv_bytes) == (8 * GIB, 8 * GIB)
     lower = declared(big, kv_min_bytes=MIB)
     assert (lower.kv_min_bytes, lower.kv_bytes, lower.awake_bytes) == (MIB, plain.kv_bytes, plain.awake_bytes)
+
+
+def test_what_loading_takes_stays_unless_the_weights_are_declared() -> None:
+    plain = Footprint(awake_bytes=10, start_peak_bytes=13, weights_bytes=6, kv_bytes=2, kv_min_bytes=1)
+    spec = spec_of("m", footprint=DeclaredFootprint(kv_max_bytes=3))
+    found = with_declared(plain, spec)
+    assert (found.awake_bytes, found.start_peak_bytes) == (11, 14)
+    found = with_declared(plain, replace(spec, footprint=DeclaredFootprint(weights_bytes=8)))
+    assert (found.awake_bytes, found.start_peak_bytes) == (12, 12)
 
 
 def test_declared_weights_are_those_of_one_device(big: Path) -> None:
