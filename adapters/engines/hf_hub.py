@@ -72,7 +72,7 @@ def _candidates(folder: Path, revision: str) -> Iterator[Path]:
         yield snapshots / commit
     try:
         yield from sorted((path for path in snapshots.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime, reverse=True)
-    except OSError:
+    except (OSError, ValueError):
         return
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from adapters.engines.dense_weights import dense_weights_bytes
 from adapters.engines.hf_config import is_encoder_only, is_pooling, is_tied, max_length, quantization
-from adapters.engines.hf_folder import MAX_CONFIG_BYTES, Evidence, FolderError, read_folder
+from adapters.engines.hf_folder import MAX_CONFIG_BYTES, MAX_FILES, Evidence, FolderError, read_folder
 from adapters.engines.safetensors import MAX_HEADER_BYTES, SafetensorsError, parse, read_tensors
 from adapters.engines.tensor_split import split
 from scheduler.domain.units import GIB
@@ -224,6 +224,12 @@ def test_no_folder(tmp_path: Path) -> None:
     assert str(refusal(tmp_path / "file")) == f"{tmp_path / 'file'} is a file, not a model folder"
     assert "is no path" in str(refusal(Path("a\0b")))
     assert "File name too long" in str(refusal(tmp_path / ("x" * 300)))
+
+
+def test_a_folder_that_is_something_else(tmp_path: Path) -> None:
+    for number in range(MAX_FILES + 1):
+        (tmp_path / str(number)).touch()
+    assert f"more than {MAX_FILES} files" in str(refusal(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -368,6 +368,7 @@ def test_which_snapshot(tmp_path: Path) -> None:
     (folder.parent / "refs" / "main").write_text("../../..")
     assert find_snapshot(tmp_path, "org/name") in (folder / "aaa111", folder / "bbb222")
     assert find_snapshot(tmp_path, "org/other") is None
+    assert find_snapshot(tmp_path / "no\0path", "org/name", "v\0") is None
     assert find_snapshot(tmp_path, "org/name", "../..") in (folder / "aaa111", folder / "bbb222")
 
 
