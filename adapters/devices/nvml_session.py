@@ -317,6 +317,8 @@ class NvmlSession:
             return self._without_bytes(info.uuid, groups, Health.MISSING, text, "")
         began_s = self._clock.monotonic()
         reading, error = self._read(info, seat)
+        if reading is None and error is None:
+            return None
         if reading is not None and reading.absurd:
             self._wards.tell(f"absurd:{info.uuid}", f"device {info.id} is not believed: {reading.absurd}")
             return None
@@ -336,7 +338,7 @@ class NvmlSession:
         return self._tell(info, reading, groups, moving, began_s, verdict)
 
     def _read(self, info: DeviceInfo, seat: Seat | None) -> tuple[Reading | None, NvmlError | None]:
-        """Read a device; one that fails is looked up again by its UUID, once."""
+        """Read a device; one that fails is looked up again by its UUID, once. (None, None): it is the host that cannot be read."""
         failure: NvmlError | None = None
         for handle in (seat, None):
             try:
