@@ -46,6 +46,7 @@ class Trouble:
     text: str
     fix: str
     absent: bool = False
+    code: str = "nvml"
 
 
 @dataclass(slots=True)
@@ -62,7 +63,9 @@ class _Known:
 
 def explain(error: HotseatError) -> Trouble:
     """What a failed init means."""
-    number = error.number if isinstance(error, NvmlError) else 0
+    if not isinstance(error, NvmlError):
+        return Trouble(None, error.message, error.fix, code=error.code)
+    number = error.number
     if number == LIBRARY_NOT_FOUND:
         return Trouble(Health.LOST, "no NVIDIA driver is installed", "", absent=True)
     if number == DRIVER_NOT_LOADED:
@@ -71,8 +74,8 @@ def explain(error: HotseatError) -> Trouble:
         text = "the NVIDIA library and the kernel module are of different versions: the driver was upgraded while it was in use"
         modules = "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; sudo modprobe nvidia"
         fix = f"reboot; or stop everything on the cards, reload the kernel modules ({modules}) and restart hotseat"
-        return Trouble(Health.DRIVER_MISMATCH, text, fix)
-    fix = error.fix or "look for NVRM messages: sudo dmesg | grep NVRM; nvidia-smi should show the same"
+        return Trouble(Health.DRIVER_MISMATCH, text, fix, code="driver_mismatch")
+    fix = "sudo dmesg | grep NVRM tells more; nvidia-smi should fail in the same way"
     return Trouble(None, f"the NVIDIA driver cannot be used: {error.message}", fix)
 
 
@@ -95,6 +98,7 @@ class NvmlSession:
         self._retry_at_s = 0.0
         self._slow_at_s = 0.0
         self._failures = 0
+        self._deaf = False
         self._driver = ""
 
     # --- init ---------------------------------------------------------------------------------------------------------
@@ -153,7 +157,7 @@ class NvmlSession:
             trouble = self.trouble
             if trouble is None or trouble.absent:
                 return []
-            raise Permanent(trouble.text, code=(trouble.health or "nvml"), fix=trouble.fix)
+            raise Permanent(trouble.text, code=trouble.code, fix=trouble.fix)
         facts = self._known.facts or {}
         self._known.ids = assign_ids((seat for seat in roll.seats if seat.uuid in facts), self._known.ids)
         self.pins = number_pins(roll, self._known.ids)
@@ -254,6 +258,10 @@ class NvmlSession:
             self._hear(roll)
             seats = {seat.uuid: seat for seat in roll.seats}
             samples = [self._sample_one(info, seats.get(uuid), groups, moving) for uuid, info in self._known.announced.items()]
+            if self._deaf:  # the driver forgets the events of a card that was away
+                self._events.close()
+                self._events.watch(roll.cards)
+                self._deaf = False
             self._failures, self.trouble = 0, None
             self._wards.settle("pass")
         except NvmlError as error:
@@ -323,8 +331,7 @@ class NvmlSession:
             self._wards.tell(f"absurd:{info.uuid}", f"device {info.id} is not believed: {reading.absurd}")
             return None
         verdict = self._wards.judge(info, error, began_s)
-        if verdict.returned:
-            self._events.close()  # the driver forgets the events of a card that was away
+        self._deaf = self._deaf or verdict.returned
         if reading is None:
             if verdict.health is Health.DRAINING:
                 return self._worst_case(info, groups, began_s, verdict)

@@ -168,12 +168,12 @@ class GpuWorld:
         """Nothing is slow any more; calls that hang go on."""
         self.remove("delay ")
 
-    def event(self, index: int, data: int, kind: int = 8) -> None:
-        """Something happened to a card: by default an Xid (8) of number ``data``."""
+    def event(self, index: int, data: int, kind: int = 8, **facts: Facts) -> None:
+        """Something happened to a card: by default an Xid (8) of number ``data``; ``gi`` = to that GPU instance of it."""
 
         def change(old: list[str]) -> list[str]:
             last = max((int(line.split()[1]) for line in old if line.startswith("event ")), default=0)
-            return [*old, _line("event", last + 1, index, type=kind, data=data)]
+            return [*old, _line("event", last + 1, index, type=kind, data=data, **facts)]
 
         self.edit(change)
 

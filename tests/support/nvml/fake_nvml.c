@@ -38,7 +38,7 @@ typedef struct { int device; u32 pid; u64 said, held; char kinds[8]; } Proc;
 typedef struct { char function[64]; int index, sub; long long value, times; } Rule; /* err and delay lines */
 typedef struct { int from, number, to, state; } Link;                               /* `to` < 0: a switch */
 typedef struct { int a, b, level; } Topo;
-typedef struct { long long serial; int device; u64 type, data; } Happening;
+typedef struct { long long serial; int device; u64 type, data; u32 gi; } Happening;
 typedef struct { char uuid[96]; int sub; } Handle; /* outlives the device: an opaque pointer that always means the same one */
 typedef struct { long long seen; int count; struct { Handle *handle; u64 mask; } watched[MAX_DEVICES]; } EventSet;
 
@@ -140,7 +140,7 @@ static void read_line(char *line) {
         links[n_links++] = (Link){atoi(w[1]), atoi(w[2]), strcmp(w[3], "switch") ? atoi(w[3]) : -1, number_of(w, n, "state", 1)};
     if (!strcmp(w[0], "topo") && n >= 4 && n_topos < MAX_LINES) topos[n_topos++] = (Topo){atoi(w[1]), atoi(w[2]), atoi(w[3])};
     if (!strcmp(w[0], "event") && n >= 3 && n_happenings < MAX_LINES)
-        happenings[n_happenings++] = (Happening){atoll(w[1]), atoi(w[2]), number_of(w, n, "type", 8), number_of(w, n, "data", 0)};
+        happenings[n_happenings++] = (Happening){atoll(w[1]), atoi(w[2]), number_of(w, n, "type", 8), number_of(w, n, "data", 0), number_of(w, n, "gi", 0xFFFFFFFF)};
     if (!strcmp(w[0], "driver")) {
         set_text(driver, sizeof driver, value_of(w, n, "version", "580.95.05"));
         epoch = number_of(w, n, "epoch", 0);
@@ -458,7 +458,7 @@ static int next_event(EventSet *set, Event *to) { /* the oldest unseen one of a 
     Device *d = find(best->device, -1);
     for (int i = 0; d && i < set->count; i++)
         if (!strcmp(set->watched[i].handle->uuid, d->uuid) && set->watched[i].mask & best->type) {
-            *to = (Event){set->watched[i].handle, best->type, best->data, 0xFFFFFFFFu, 0xFFFFFFFFu};
+            *to = (Event){set->watched[i].handle, best->type, best->data, best->gi, 0xFFFFFFFFu};
             return OK;
         }
     return next_event(set, to);
