@@ -2,20 +2,20 @@
 
 One thread of its own makes every call. A call that hangs - the driver waits for a dying card, or tears down and sets up
 again with every client because persistence is off - keeps that thread and makes the devices stale; it never keeps the
-event loop, and no second thread follows it.
+event loop, no second thread follows it, and the daemon can end all the same.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from adapters.devices.nvml_calls import NvmlCalls, Timing
 from adapters.devices.nvml_inventory import KIND, Headroom
 from adapters.devices.nvml_links import SYS
 from adapters.devices.nvml_session import AllGroups, NvmlSession
 from adapters.procfs.processes import PROC
-from adapters.procfs.threads import outcome_of
+from adapters.procfs.threads import LoneThread, outcome_of
 from scheduler.domain.device import DeviceInfo, DeviceSample, Pin
 from scheduler.domain.errors import Temporary
 from scheduler.domain.ids import DeviceId, Holder
@@ -51,7 +51,7 @@ class NvmlDevices:
         self._session = NvmlSession(clock, self._calls, headroom, proc=proc, sys=sys)
         self._sample_timeout_s = sample_timeout_s
         self._inventory_timeout_s = inventory_timeout_s
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hotseat-nvml")
+        self._thread = LoneThread("hotseat-nvml")
         self._reading: Future[list[DeviceSample]] | None = None
         self._delivered = True
         self._slow = False
@@ -75,6 +75,11 @@ class NvmlDevices:
     def fix(self) -> str:
         """What to do about the trouble."""
         return self._session.trouble.fix if self._session.trouble is not None else ""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """A sentence for each card that is in the machine, but cannot be told apart or used, and so is no device."""
+        return self._session.problems
 
     def pins(self) -> Mapping[DeviceId, Pin]:
         """As of the last look; a card that does not answer has none."""
@@ -104,7 +109,7 @@ class NvmlDevices:
             return []
         groups = {device: dict(holders) for device, holders in groups.items()}  # the thread must not see the caller's change
         delivered, self._delivered = self._delivered, False
-        self._reading = self._thread.submit(self._session.sample, groups, moving, delivered)
+        self._reading = self._thread.submit(lambda: self._session.sample(groups, moving, delivered))
         try:
             async with asyncio.timeout(self._sample_timeout_s):
                 samples = await outcome_of(self._reading)

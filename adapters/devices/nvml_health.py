@@ -1,13 +1,23 @@
 """What is wrong with NVIDIA devices, what was said about it already, and what they report."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from adapters.devices.nvml_calls import GPU_IS_LOST, RESET_REQUIRED, UNKNOWN, NvmlCalls, NvmlError
+from adapters.devices.nvml_calls import (
+    DRIVER_NOT_LOADED,
+    GPU_IS_LOST,
+    LIBRARY_NOT_FOUND,
+    RESET_REQUIRED,
+    UNKNOWN,
+    VERSION_MISMATCH,
+    NvmlCalls,
+    NvmlError,
+)
 from adapters.devices.nvml_events import APPLICATION_XIDS, FELL_OFF_THE_BUS, Xid
 from adapters.devices.nvml_roll import GLOBAL, Seat
 from scheduler.domain.device import DeviceInfo, DeviceNews, Health
+from scheduler.domain.errors import HotseatError
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +26,7 @@ _FALL_S = 10.0
 #: So many unknown errors in a row are a lost card; one alone is a bad moment.
 _MAX_UNKNOWN = 3
 
-_ROWS_PENDING, _ROWS_FAILED, _ECC, _XID = "rows pending", "rows failed", "ecc", "xid"
+_ROWS, _ECC, _XID = "rows", "ecc", "xid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,35 @@ class Verdict:
     text: str = ""
     fix: str = ""
     returned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why there is no conversation. ``health`` is what it means for devices that were there; None = they are merely stale."""
+
+    health: Health | None
+    text: str
+    fix: str
+    absent: bool = False
+    code: str = "nvml"
+
+
+def explain(error: HotseatError) -> Trouble:
+    """What a failed init means."""
+    if not isinstance(error, NvmlError):
+        return Trouble(None, error.message, error.fix, code=error.code)
+    number = error.number
+    if number == LIBRARY_NOT_FOUND:
+        return Trouble(Health.LOST, "no NVIDIA driver is installed", "", absent=True)
+    if number == DRIVER_NOT_LOADED:
+        return Trouble(Health.LOST, "the NVIDIA driver is not loaded", "sudo modprobe nvidia", absent=True)
+    if number == VERSION_MISMATCH:
+        text = "the NVIDIA library and the kernel module are of different versions: the driver was upgraded while it was in use"
+        modules = "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; sudo modprobe nvidia"
+        fix = f"reboot; or stop everything on the cards, reload the kernel modules ({modules}) and restart hotseat"
+        return Trouble(Health.DRIVER_MISMATCH, text, fix, code="driver_mismatch")
+    fix = "sudo dmesg | grep NVRM tells more; nvidia-smi should fail in the same way"
+    return Trouble(None, f"the NVIDIA driver cannot be used: {error.message}", fix)
 
 
 class Wards:
@@ -57,6 +96,12 @@ class Wards:
             self._spells.add(spell)
             log.warning("%s", sentence)
 
+    def tell_all(self, sentences: Mapping[str, str], prefix: str) -> None:
+        """All spells with this prefix that go on; the others of them are over."""
+        self._spells = {spell for spell in self._spells if not spell.startswith(prefix) or spell in sentences}
+        for spell, sentence in sentences.items():
+            self.tell(spell, sentence)
+
     def settle(self, spell: str) -> None:
         """The trouble is over; the next time is a new spell."""
         self._spells.discard(spell)
@@ -74,9 +119,9 @@ class Wards:
             else:
                 self._faults.setdefault(uuid, {})[_XID] = f"it reported {xid.sentence}"
 
-    def inspect(self, calls: NvmlCalls, cards: Sequence[Seat]) -> None:
-        """Look for worn memory. Raises NvmlError for the whole driver only."""
-        for card in cards:
+    def inspect(self, calls: NvmlCalls, seats: Sequence[Seat]) -> None:
+        """Look for worn memory of cards; their instances share it. Raises NvmlError for the whole driver only."""
+        for card in (seat for seat in seats if seat.sub < 0):
             try:
                 rows = calls.ask("DeviceGetRemappedRows", card.handle, uuid=card.uuid)
                 errors = calls.ask("DeviceGetTotalEccErrors", card.handle, 1, 0, uuid=card.uuid)  # uncorrected, since the driver was loaded
@@ -84,17 +129,18 @@ class Wards:
                 if error.number in GLOBAL:
                     raise
                 continue
-            faults = self._faults.setdefault(card.uuid, {})
-            faults.pop(_ROWS_PENDING, None)
-            faults.pop(_ROWS_FAILED, None)
+            found = {}
             if rows is not None and rows[3]:
-                faults[_ROWS_FAILED] = "remapping worn memory rows failed: the card must be replaced"
+                found[_ROWS] = "remapping worn memory rows failed: the card must be replaced"
             elif rows is not None and rows[2]:
-                faults[_ROWS_PENDING] = "worn memory rows wait to be remapped at the next reset"
-            if errors is not None:
-                before = self._uncorrected.setdefault(card.uuid, int(errors))
-                if errors > before:
-                    faults[_ECC] = f"{errors - before} memory errors that could not be corrected"
+                found[_ROWS] = "worn memory rows wait to be remapped at the next reset"
+            if errors is not None and errors > self._uncorrected.setdefault(card.uuid, int(errors)):
+                found[_ECC] = f"{errors - self._uncorrected[card.uuid]} memory errors that could not be corrected"
+            for seat in seats:
+                if card.uuid in (seat.uuid, seat.parent):
+                    faults = self._faults.setdefault(seat.uuid, {})
+                    faults.pop(_ROWS, None)
+                    faults.update(found)
 
     def judge(self, info: DeviceInfo, error: NvmlError | None, now_s: float) -> Verdict:
         """What the outcome of a reading means for the device, with all that is known about it."""

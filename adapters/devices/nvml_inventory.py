@@ -90,6 +90,12 @@ def ours(known: Mapping[str, DeviceId]) -> dict[str, DeviceId]:
     return {uuid: device for uuid, device in known.items() if _OURS.fullmatch(device)}
 
 
+def merge_ids(own: Mapping[str, DeviceId], known: Mapping[str, DeviceId]) -> dict[str, DeviceId]:
+    """Ids that we gave out and nobody wrote down yield to those that are known."""
+    taken = set(known.values())
+    return {uuid: device for uuid, device in own.items() if device not in taken} | dict(known)
+
+
 def assign_ids(seats: Iterable[Seat], known: Mapping[str, DeviceId]) -> dict[str, DeviceId]:
     """Ids by uuid. Who had one keeps it, wherever it sits now; others get the lowest number that nobody has or had."""
     ids = dict(known)

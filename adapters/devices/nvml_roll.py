@@ -47,7 +47,7 @@ def call_roll(calls: NvmlCalls) -> Roll:
     cards, silent = [], []
     for index in range(int(calls.call("DeviceGetCount"))):
         try:
-            cards.append(look_at(calls, calls.call("DeviceGetHandleByIndex", index)))
+            cards.append(look_at(calls, calls.call("DeviceGetHandleByIndex", index, uuid=f"index {index}")))
         except NvmlError as error:
             if error.number in GLOBAL:
                 raise

@@ -75,22 +75,22 @@ class Reading:
         return self.memory.absurd
 
 
-def read_memory(calls: NvmlCalls, handle: Any, uuid: str, proc: str) -> Memory:
-    """Memory by the newest call the driver has; of the host where the card has none of its own. Raises NvmlError or OSError.
+def read_memory(calls: NvmlCalls, seat: Seat, proc: str) -> Memory:
+    """Memory by the newest call the driver has; of the host where a card has none of its own. Raises NvmlError or OSError.
 
     Asked anew each time: what one call refuses costs microseconds, a wrong memory of it would cost more.
     """
     try:
-        now = calls.call("DeviceGetMemoryInfo", handle, calls.constant("nvmlMemory_v2"), uuid=uuid)
+        now = calls.call("DeviceGetMemoryInfo", seat.handle, calls.constant("nvmlMemory_v2"), uuid=seat.uuid)
         return Memory(int(now.total), int(now.reserved), int(now.used), int(now.free), V2)
     except NvmlError as error:
         if error.number not in _OLD_DRIVER:
             raise
     try:
-        now = calls.call("DeviceGetMemoryInfo", handle, uuid=uuid)
+        now = calls.call("DeviceGetMemoryInfo", seat.handle, uuid=seat.uuid)
         return Memory(int(now.total), 0, int(now.used), int(now.free), V1)
     except NvmlError as error:
-        if error.number != NOT_SUPPORTED:
+        if error.number != NOT_SUPPORTED or seat.sub >= 0:
             raise
     # One memory for processors and GPU. What the page cache can give back counts as free.
     try:
@@ -106,9 +106,9 @@ def read_device(calls: NvmlCalls, seat: Seat, proc: str) -> Reading:
     Memory is read twice, around the processes: bytes that our own engines take or give back in between must not look
     foreign, and with the smaller of both they never do.
     """
-    before = read_memory(calls, seat.handle, seat.uuid, proc)
+    before = read_memory(calls, seat, proc)
     processes = None if seat.split else read_processes(calls, seat)
-    after = read_memory(calls, seat.handle, seat.uuid, proc)
+    after = read_memory(calls, seat, proc)
 
     def ask(function: str, *arguments: object) -> Any:
         try:

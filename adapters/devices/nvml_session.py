@@ -7,21 +7,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from adapters.devices.nvml_calls import (
-    DRIVER_NOT_LOADED,
-    LIBRARY_NOT_FOUND,
-    UNINITIALIZED,
-    VERSION_MISMATCH,
-    NvmlCalls,
-    NvmlError,
-)
+from adapters.devices.nvml_calls import UNINITIALIZED, VERSION_MISMATCH, NvmlCalls, NvmlError
 from adapters.devices.nvml_events import Events
-from adapters.devices.nvml_health import Verdict, Wards
+from adapters.devices.nvml_health import Trouble, Verdict, Wards, explain
 from adapters.devices.nvml_holders import Attribution, Groups
-from adapters.devices.nvml_inventory import Facts, Headroom, assign_ids, describe, number_pins, ours, read_facts
+from adapters.devices.nvml_inventory import Facts, Headroom, assign_ids, describe, merge_ids, number_pins, ours, read_facts
 from adapters.devices.nvml_links import read_islands, read_numa_node
 from adapters.devices.nvml_roll import GLOBAL, Roll, Seat, call_roll, find_again
-from adapters.devices.nvml_sample import Reading, read_device, read_memory
+from adapters.devices.nvml_sample import HOST, Memory, Reading, read_device, read_memory
 from adapters.procfs.processes import read_bytes
 from scheduler.domain.device import DeviceInfo, DeviceSample, Health, Pin, Stranger
 from scheduler.domain.errors import HotseatError, Permanent
@@ -38,17 +31,6 @@ _MAX_FAILURES = 3
 AllGroups = Mapping[DeviceId, Groups]
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why there is no conversation. ``health`` is what it means for devices that were there; None = they are merely stale."""
-
-    health: Health | None
-    text: str
-    fix: str
-    absent: bool = False
-    code: str = "nvml"
-
-
 @dataclass(slots=True)
 class _Known:
     """What is remembered of the devices."""
@@ -59,24 +41,6 @@ class _Known:
     expected: frozenset[str] = frozenset()  # known from before, by uuid, while no inventory succeeded
     islands: dict[str, tuple[str, ...]] = field(default_factory=dict)
     shares: dict[str, Attribution] = field(default_factory=dict)
-
-
-def explain(error: HotseatError) -> Trouble:
-    """What a failed init means."""
-    if not isinstance(error, NvmlError):
-        return Trouble(None, error.message, error.fix, code=error.code)
-    number = error.number
-    if number == LIBRARY_NOT_FOUND:
-        return Trouble(Health.LOST, "no NVIDIA driver is installed", "", absent=True)
-    if number == DRIVER_NOT_LOADED:
-        return Trouble(Health.LOST, "the NVIDIA driver is not loaded", "sudo modprobe nvidia", absent=True)
-    if number == VERSION_MISMATCH:
-        text = "the NVIDIA library and the kernel module are of different versions: the driver was upgraded while it was in use"
-        modules = "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; sudo modprobe nvidia"
-        fix = f"reboot; or stop everything on the cards, reload the kernel modules ({modules}) and restart hotseat"
-        return Trouble(Health.DRIVER_MISMATCH, text, fix, code="driver_mismatch")
-    fix = "sudo dmesg | grep NVRM tells more; nvidia-smi should fail in the same way"
-    return Trouble(None, f"the NVIDIA driver cannot be used: {error.message}", fix)
 
 
 class NvmlSession:
@@ -100,6 +64,13 @@ class NvmlSession:
         self._failures = 0
         self._deaf = False
         self._driver = ""
+        self._silent: Mapping[str, str] = {}
+        self._unusable: Mapping[str, str] = {}
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Sentences about cards that are in the machine and not in the inventory."""
+        return (*self._silent.values(), *self._unusable.values())
 
     # --- init ---------------------------------------------------------------------------------------------------------
 
@@ -145,7 +116,7 @@ class NvmlSession:
 
     def inventory(self, known: Mapping[str, DeviceId]) -> list[DeviceInfo]:
         """See the port. Empty where there is no driver. Raises Permanent when there is one that cannot be used."""
-        self._known.ids.update(ours(known))
+        self._known.ids = merge_ids(self._known.ids, ours(known))
         self._known.expected = frozenset(ours(known))
         try:
             roll = self._with_driver(self._look)
@@ -168,6 +139,7 @@ class NvmlSession:
             for uuid, each in facts.items()
         }
         self._known.expected = frozenset()
+        self._known.shares = {uuid: each for uuid, each in self._known.shares.items() if uuid in facts}
         return list(self._known.announced.values())
 
     def _with_driver(self, work: Callable[[], Roll]) -> Roll | None:
@@ -188,8 +160,8 @@ class NvmlSession:
     def _look(self) -> Roll:
         """Roll call, and the facts of all who answer: read for newcomers, and for everybody now and then."""
         roll = call_roll(self._calls)
-        for error in roll.silent:
-            self._wards.tell(f"silent:{error.function}", f"an NVIDIA card does not answer: {error.message}")
+        self._silent = {f"silent:{e.uuid}": f"an NVIDIA card does not answer: {e.message}" for e in roll.silent}
+        self._wards.tell_all(self._silent, "silent:")
         before = self._known.facts or {}
         slow = self._clock.monotonic() >= self._slow_at_s
         if not slow and all(before.get(s.uuid) is not None and before[s.uuid].split == s.split for s in roll.seats):
@@ -197,7 +169,7 @@ class NvmlSession:
         else:
             self._slow_at_s = self._clock.monotonic() + SLOW_S
             fresh = self._read_all_facts(roll, before)
-            self._wards.inspect(self._calls, roll.cards)
+            self._wards.inspect(self._calls, roll.seats)
         # A card that is in the machine and does not answer is still one of the devices; one that is gone is not.
         kept = {uuid for uuid, facts in before.items() if facts.sub < 0 and uuid not in fresh and self._may_return(uuid, roll)}
         kept |= {uuid for uuid, facts in before.items() if facts.parent in kept}  # instances share the fate of their card
@@ -213,25 +185,34 @@ class NvmlSession:
         numa = {card.uuid: read_numa_node(self._calls, card, self._sys) for card in cards}
         if any(card.uuid not in islands for card in cards):  # slow to ask, and wired for good
             islands.update(read_islands(self._calls, cards, numa))
-        fresh = {}
+        fresh, unusable = {}, {}
         for seat in roll.seats:
+            old = before.get(seat.uuid)
             try:
-                memory = read_memory(self._calls, seat.handle, seat.uuid, self._proc)
-                if memory.absurd and seat.uuid in before:
-                    fresh[seat.uuid] = before[seat.uuid]
-                    continue
-                card = seat.parent or seat.uuid
-                names = islands.get(seat.uuid, ())
-                facts = read_facts(self._calls, seat, memory, driver=self._driver, islands=names, numa_node=numa[card])
-                fresh[seat.uuid] = facts.steadied(before.get(seat.uuid))
+                memory = read_memory(self._calls, seat, self._proc)
+                doubt = memory.absurd or self._doubt(memory, old)
+                if not doubt:
+                    node = numa[seat.parent or seat.uuid]
+                    names = islands.get(seat.uuid, ())
+                    facts = read_facts(self._calls, seat, memory, driver=self._driver, islands=names, numa_node=node)
+                    fresh[seat.uuid] = facts.steadied(old)
             except (NvmlError, OSError) as error:
                 if isinstance(error, NvmlError) and error.number in GLOBAL:
                     raise
-                if seat.uuid in before:
-                    fresh[seat.uuid] = before[seat.uuid]
-                else:
-                    self._wards.tell(f"facts:{seat.uuid}", f"NVIDIA device {seat.uuid} cannot be used: {error}")
+                doubt = str(error)
+            if doubt and old is not None:
+                fresh[seat.uuid] = old
+            elif doubt:
+                unusable[f"facts:{seat.uuid}"] = f"NVIDIA device {seat.uuid} cannot be used: {doubt}"
+        self._unusable = unusable
+        self._wards.tell_all(unusable, "facts:")
         return fresh
+
+    @staticmethod
+    def _doubt(memory: Memory, facts: Facts | None) -> str:
+        """Why this cannot be the memory of a device that was looked at before; empty when it can."""
+        changed = facts is not None and (memory.source == HOST) != (facts.source == HOST)
+        return "its own memory and that of the host are mixed up" if changed else ""
 
     def _may_return(self, uuid: str, roll: Roll) -> bool:
         """Whether a card that did not answer the roll is still in the machine, rather than pulled out."""
@@ -327,8 +308,9 @@ class NvmlSession:
         reading, error = self._read(info, seat)
         if reading is None and error is None:
             return None
-        if reading is not None and reading.absurd:
-            self._wards.tell(f"absurd:{info.uuid}", f"device {info.id} is not believed: {reading.absurd}")
+        doubt = "" if reading is None else reading.absurd or self._doubt(reading.memory, (self._known.facts or {}).get(info.uuid))
+        if doubt:
+            self._wards.tell(f"absurd:{info.uuid}", f"device {info.id} is not believed: {doubt}")
             return None
         verdict = self._wards.judge(info, error, began_s)
         self._deaf = self._deaf or verdict.returned

@@ -104,6 +104,13 @@ async def test_ids_stay_with_the_uuid_whatever_the_order_is(rig: Rig) -> None:
     assert list(await rig.inventory()) == ["gpu3"], "those that are away keep their numbers"
 
 
+async def test_what_the_daemon_remembers_beats_what_only_we_remember(rig: Rig) -> None:
+    rig.world.write(gpu(0, uuid="GPU-a"), gpu(1, uuid="GPU-b"))
+    await rig.devices.inventory({})
+    found = await rig.devices.inventory({"GPU-b": GPU0, "cpu:cpu0": DeviceId("gpu-like")})
+    assert {info.uuid: info.id for info in found} == {"GPU-b": GPU0, "GPU-a": GPU1}
+
+
 async def test_pins_are_of_this_very_pass_in_order_of_the_bus(rig: Rig) -> None:
     """NVML's own order need not be that of the bus; CUDA_DEVICE_ORDER=PCI_BUS_ID is."""
     rig.world.write(
@@ -160,8 +167,9 @@ async def test_a_card_that_may_not_be_opened_leaves_the_others(rig: Rig, caplog:
     await rig.sample()
     told = [record.getMessage() for record in caplog.records]
     assert [text for text in told if "no permission" in text] == [
-        "an NVIDIA card does not answer: DeviceGetHandleByIndex: no permission (NVML error 4)"
+        "an NVIDIA card does not answer: DeviceGetHandleByIndex of index 0: no permission (NVML error 4)"
     ]
+    assert rig.devices.problems == (told[0],)
 
 
 # --- links --------------------------------------------------------------------------------------------------------------

@@ -76,3 +76,25 @@ def test_another_package_called_pynvml_is_named(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("raise ImportError('torn')\n")
     answer = look(build.environment(tmp_path / "world"), tmp_path)
     assert (answer["code"], answer["error"]) == ("wrong_pynvml", "the Python package nvidia-ml-py cannot be imported: torn")
+
+
+HANG = """
+import asyncio
+from adapters.devices.nvml import NvmlDevices
+from scheduler.daemon.clock import SystemClock
+
+async def main():
+    devices = NvmlDevices(SystemClock(), sample_timeout_s=0.05)
+    print(await devices.sample({}), await devices.sample({}), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_process_ends_though_a_call_hangs(tmp_path: Path) -> None:
+    world = GpuWorld(tmp_path)
+    world.write(gpu(0))
+    world.set_delay("InitWithFlags", "*", 3_600_000)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **build.environment(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", HANG], env=environment, capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[] []\n", "the NVIDIA driver has not answered for 0.1 s\n")

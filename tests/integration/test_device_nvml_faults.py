@@ -111,7 +111,7 @@ async def test_lost_while_the_daemon_was_away(rig: Rig, told: Told) -> None:
     rig.devices = rig.fresh()
     assert set(await rig.inventory()) == {GPU1, GPU2}
     assert healths(await rig.sample()) == {GPU1: OK, GPU2: OK}
-    assert told.count("an NVIDIA card does not answer: DeviceGetHandleByIndex: GPU is lost") == 1
+    assert told.count("an NVIDIA card does not answer: DeviceGetHandleByIndex of index 0: GPU is lost") == 1
     rig.world.clear_errors()
     await rig.sample()
     assert rig.devices.generation == 1
@@ -227,6 +227,14 @@ async def test_worn_memory_drains(rig: Rig) -> None:
     assert samples[GPU2].trouble == "2 memory errors that could not be corrected"
 
 
+async def test_worn_memory_of_a_card_drains_its_mig_instances(rig: Rig) -> None:
+    rig.world.write(gpu(0, uuid="GPU-a", mig=1, remap="1,0,1,0"), mig(0, 0, uuid="MIG-x"), gpu(1, uuid="GPU-b"))
+    await rig.inventory()
+    samples = await rig.sample()
+    assert healths(samples) == {"gpu0": DRAINING, "gpu0m0": DRAINING, "gpu1": OK}
+    assert "--gpu-reset -i 0000:10:00.0" in samples["gpu0m0"].fix
+
+
 async def test_events_that_cannot_be_heard_do_not_stop_the_samples(rig: Rig, told: Told) -> None:
     await rig.inventory()
     rig.world.set_error("EventSetWait_v2", "*", UNKNOWN)
@@ -270,6 +278,37 @@ async def test_absurd_samples_are_not_believed(rig: Rig, told: Told, lie: str, s
     rig.world.write(*others, lie)
     await rig.sample()
     assert told.count("is not believed") == 2, "a new spell"
+
+
+async def test_memory_that_turns_into_the_hosts_is_not_believed(rig: Rig, told: Told) -> None:
+    await rig.inventory()
+    rig.world.set_error("DeviceGetMemoryInfo_v2", 1, NOT_SUPPORTED)
+    rig.world.set_error("DeviceGetMemoryInfo", 1, NOT_SUPPORTED)
+    for _ in range(2):
+        assert set(await rig.sample()) == {GPU0, GPU2}
+        rig.clock.now += 10
+    assert rig.devices.generation == 0
+    assert told.count("gpu1 is not believed: its own memory and that of the host are mixed up") == 1
+
+
+async def test_instance_without_memory_is_never_the_host(rig: Rig) -> None:
+    rig.world.write(gpu(0, uuid="GPU-a", mig=1), mig(0, 0, uuid="MIG-x"), mig(0, 1, uuid="MIG-y"))
+    rig.world.set_error("DeviceGetMemoryInfo_v2", "0.1", NOT_SUPPORTED)
+    rig.world.set_error("DeviceGetMemoryInfo", "0.1", NOT_SUPPORTED)
+    assert set(await rig.inventory()) == {"gpu0", "gpu0m0"}
+    assert rig.devices.problems == ("NVIDIA device MIG-y cannot be used: DeviceGetMemoryInfo of MIG-y: not supported (NVML error 3)",)
+    rig.world.clear_errors()
+    rig.clock.now += 10
+    await rig.sample()
+    assert set(await rig.inventory()) == {"gpu0", "gpu0m0", "gpu0m1"}
+    assert rig.devices.problems == ()
+
+
+async def test_card_that_lies_from_the_start_is_no_device(rig: Rig) -> None:
+    rig.world.write(gpu(0, uuid="GPU-a", total=0), gpu(1, uuid="GPU-b"))
+    assert set(await rig.inventory()) == {GPU0}
+    assert rig.known == {"GPU-b": GPU0}
+    assert rig.devices.problems == ("NVIDIA device GPU-a cannot be used: the device says that it has no memory",)
 
 
 # --- the driver ---------------------------------------------------------------------------------------------------------
