@@ -114,5 +114,4 @@ def _cosine(one: object, other: object) -> float:
     if not isinstance(one, Sequence) or not isinstance(other, Sequence) or len(one) != len(other):
         return 0.0
     size = math.hypot(*one) * math.hypot(*other)
-    cosine = sum(a * b for a, b in zip(one, other, strict=True)) / size if size else 0.0
-    return cosine if math.isfinite(cosine) else 0.0
+    return sum(a * b for a, b in zip(one, other, strict=True)) / size if size else 0.0

@@ -104,6 +104,7 @@ async def test_a_sleep_that_begins_between_two_questions_is_no_danger() -> None:
 async def test_before_0_17_a_sleeper_was_never_paused() -> None:
     script = asleep(1, "0.16.0").on("GET /is_paused", {"is_paused": False})
     assert await found(script) == Probe(answer=Answer.ASLEEP, level=1, version="0.16.0")
+    assert await found(script.on("GET /metrics", metrics(""))) == Probe(answer=Answer.ASLEEP, version="0.16.0")
     seen = await found(ready("0.16.0").on("GET /is_paused", {"is_paused": True}))
     assert seen.answer is Answer.BROKEN
     assert (await found(ready("0.11.0").on("GET /is_paused", NOT_FOUND))).answer is Answer.READY
@@ -223,6 +224,7 @@ async def test_a_pooling_model_is_asked_for_a_vector() -> None:
 async def test_a_model_that_can_be_asked_in_no_way(status: int) -> None:
     script = ready().on("POST /v1/completions", error("no", status)).on("POST /v1/embeddings", error("no", status))
     assert await warmed(script) == ""
+    assert script.posts == ["/v1/completions", "/v1/embeddings"]
 
 
 @pytest.mark.parametrize("answer", [error("EngineCore encountered an issue."), Says("", 503), Says(silent=True), text("x", "abort")])
