@@ -1,21 +1,26 @@
-"""How a pretended engine behaves: one pure core, driven by time alone.
+"""The knobs of a pretended engine. What they do is in ``tests/support/engine_life.py``, the one core.
 
-``tests/support/world.py`` runs it in virtual time; a process-level fake can run the very same core on the real clock.
-Nothing in here waits, draws or reads a clock: every method is told what time it is.
+``tests/support/world.py`` runs it in virtual time, ``fake_engine.py`` and ``fake_vllm.py`` run it as processes. Every knob's
+default is a healthy engine, so a test turns what it is about and nothing else.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
 
 from scheduler.domain.claims import Footprint, Source
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
-from scheduler.ports.engine import Answer
 
 ALWAYS = 1_000_000
 NEVER = math.inf
+
+
+#: What vLLM answers when a wake finds no memory, and when its caches cannot be set to zero.
+NO_ROOM = "CUDA Error: out of memory at csrc/cumem_allocator.cpp:163"
+NO_ZERO = "'list' object has no attribute 'zero_'"
+#: What it answers when the weights' loader cannot load twice.
+NO_RELOAD = "Model reloading with `runai_streamer` format is not supported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,25 +56,58 @@ class Behaviour:
     preflight: StartFailure | None = None  # found before anything is started
     executable_missing: bool = False
     port_taken: int = 0  # a stranger listens on the chosen port and answers as if it were ready
+    start_needs_share: float = 0.0  # ends at once with DEVICE_OOM when less than this share of a device is free
+    profiling: str = ""  # a neighbour that gives memory back while this one starts: "abort" ends it, "inflate" grows its KV cache
     # memory
     loading_bytes: int = 0  # while loading, when that is more than awake
     awake_bytes: int = 4 * GIB
     growth_bps: float = 0.0  # more and more while awake
     growth_limit_bytes: int = 0
+    kv_bytes: int = 0  # the part of awake_bytes that comes back with the tag kv_cache
+    kv_dtype: str = "auto"
     residue_bytes: Mapping[int, int] = field(default_factory=lambda: {1: GIB // 2, 2: GIB // 4})
     host_bytes: Mapping[int, int] = field(default_factory=dict)  # kept from the first sleep at that level to the end
     guess_bytes: int | None = None  # what the adapter estimates beforehand; None = the truth
-    free_lag_s: float = 0.0  # memory given back is seen free this much later
+    free_lag_s: float = 0.0  # memory given back is seen free this much later, by the driver
+    free_delay_s: float = 0.0  # it gives memory back only so long after its reply to a sleep
+    free_fraction: float = 1.0  # of what a sleep should free; the rest stays
+    residue_growth_bytes: int = 0  # more residue at each sleep than at the one before
+    host_copy_stays: bool = True  # its pinned memory is kept while it is awake
     # sleep
     levels: tuple[int, ...] = (1,)
+    sleep_enabled: bool = True  # else it says that it sleeps, and frees nothing
     sleep_s: float = 0.5
-    wake_s: float = 1.0
+    sleep_bps: float = 0.0  # level 1 takes as long as this many bytes a second need, instead of sleep_s
+    first_sleep_extra_s: float = 0.0  # the first at level 1 allocates the pinned memory, too
     sleep_errors: int = 0
     sleep_hangs: int = 0
     sleep_frees_nothing: bool = False
     sleep_says_level: int | None = None  # what the reply says, whatever was asked
+    sleep_while_running_crashes: bool = False  # 200, and two seconds later it is gone
+    # wake
+    wake_s: float = 1.0
+    wake_bps: float = 0.0  # instead of wake_s
     wake_errors: int = 0
+    wake_error_text: str = NO_ROOM
     wake_hangs: int = 0
+    wake_needs_room: bool = False  # a wake that finds no room fails and leaves a part mapped; else it takes it, and dies of it
+    crash_after_cycles: int = 0  # dies in that wake; 0 = never
+    kv_first_wake_crashes: bool = False  # at level 2
+    reload_s: float = 0.0
+    reload_error: str = ""  # of every reload of weights
+    # after a wake
+    wedged_after_wake: bool = False  # healthy, but requests hang
+    garbage_levels: tuple[int, ...] = ()  # nonsense for ever after a sleep at one of these, reload or not
+    fp8_kv_garbage: bool = False  # nonsense after level 2 when kv_dtype is an fp8
+    stale_cache_garbage: bool = False  # nonsense after a wake until the prefix cache was reset
+    first_generation_fails: bool = False  # after level 2 the first one is answered 500, then it ends
+    dies_on_first_request_after_wake: bool = False
+    slow_after_level_2: float = 1.0  # tokens take so many times as long
+    # while it is not awake
+    crash_on_request_while_asleep: bool = False
+    crash_on_partial_wake_request: bool = False
+    resumed_asleep_crashes: bool = True  # a request to a sleeper whose scheduler was resumed: the memory is gone
+    rejects_while_paused: bool = True  # 503 at once, as 0.33 does; else requests hang, as in 0.32
     # the end
     crash_after_s: float = NEVER  # after it became ready
     silent_after_s: float = NEVER  # after it became ready: connections are accepted, nothing is answered
@@ -101,183 +139,3 @@ class Behaviour:
 
 
 _DEFAULTS = {f.name: getattr(Behaviour(), f.name) for f in fields(Behaviour)}
-
-
-class Stage(StrEnum):
-    """What the engine is doing."""
-
-    LOADING = "loading"
-    AWAKE = "awake"
-    FALLING_ASLEEP = "falling_asleep"
-    ASLEEP = "asleep"
-    WAKING = "waking"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How its leader ended: an exit code or a signal, and the decisive log line's code and text."""
-
-    exit_code: int | None = None
-    signal: int | None = None
-    code: Code = Code.NONE
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """An answer to a control call: at ``at_s`` (NEVER = none), an ``error`` or the ``level`` it claims."""
-
-    at_s: float
-    level: int = 0
-    error: str = ""
-
-
-class EngineLife:
-    """One run of an engine, from exec to its end. Call ``advance`` before looking at it."""
-
-    def __init__(self, behaviour: Behaviour, attempt: int, now_s: float) -> None:
-        self.behaviour = behaviour
-        self.stage = Stage.LOADING
-        self.level: int | None = None
-        self.ended: Ended | None = None
-        self.refuses = False  # at request: nobody listens any more, but the process lives
-        self.silent = False  # at request: accepts connections and says nothing
-        self._failure = behaviour.failure_of(attempt)
-        if attempt < behaviour.port_taken:
-            self._failure = StartFailure(code=Code.PORT_TAKEN, after_s=behaviour.start_s, text="address already in use")
-        self._since_s = now_s
-        self._ready_s = NEVER
-        self._done_s = NEVER
-        self._term_at_s = NEVER
-        self._slept: set[int] = set()
-        self._sleeps = self._wakes = 0
-        self._partial = False
-        self._wake_fails = False
-
-    # --- time -------------------------------------------------------------------------------------------------------
-
-    def next_change_s(self) -> float:
-        """When it changes by itself; NEVER = not until something is asked of it."""
-        return min(self._due())
-
-    def _due(self) -> tuple[float, float, float]:
-        own = self._done_s
-        if self.stage is Stage.LOADING:
-            own = self._since_s + (self._failure.after_s if self._failure is not None else self.behaviour.start_s)
-        if self.stage is Stage.ENDED:
-            return NEVER, NEVER, NEVER
-        return own, self._ready_s + self.behaviour.crash_after_s, self._term_at_s
-
-    def is_busy(self) -> bool:
-        """Whether somebody who looks would see it do something while it loads."""
-        return self.stage is Stage.LOADING and not self.behaviour.stalls and self.behaviour.start_s < NEVER
-
-    def advance(self, now_s: float) -> bool:
-        """Let everything happen that is due; True when something did."""
-        changed = False
-        while (due := self.next_change_s()) <= now_s:
-            self._change(due)
-            changed = True
-        return changed
-
-    def _change(self, at_s: float) -> None:
-        _, crash_s, term_s = self._due()
-        if at_s == term_s:
-            self.end(Ended(exit_code=0))
-        elif at_s == crash_s:
-            self.end(Ended(signal=11, code=Code.CRASHED, text="segmentation fault"))
-        elif self.stage is Stage.LOADING and self._failure is not None:
-            failure = self._failure
-            self.end(Ended(exit_code=failure.exit_code, code=failure.code, text=failure.text))
-        elif self.stage is Stage.FALLING_ASLEEP:
-            self._become(Stage.ASLEEP, at_s)
-        elif self.stage is Stage.WAKING and self._wake_fails:
-            self._partial = True
-            self._become(Stage.ASLEEP, at_s)
-        else:
-            self._partial = False
-            self.level = None
-            if self.stage is Stage.LOADING:
-                self._ready_s = at_s
-            self._become(Stage.AWAKE, at_s)
-
-    def _become(self, stage: Stage, at_s: float) -> None:
-        self.stage, self._since_s, self._done_s = stage, at_s, NEVER
-
-    # --- what is asked of it ----------------------------------------------------------------------------------------
-
-    def sleep(self, now_s: float, level: int) -> Reply:
-        """Asked to sleep. On a sleeper nothing happens, but the reply says the level that was asked for."""
-        self.advance(now_s)
-        said = self.behaviour.sleep_says_level if self.behaviour.sleep_says_level is not None else level
-        if self.stage is Stage.ASLEEP:
-            return Reply(at_s=now_s, level=said)
-        if self.stage is not Stage.AWAKE:
-            return Reply(at_s=now_s, error=f"cannot sleep while {self.stage}")
-        self._sleeps += 1
-        if self._sleeps <= self.behaviour.sleep_errors:
-            return Reply(at_s=now_s, error="sleep failed: internal error")
-        if self._sleeps <= self.behaviour.sleep_errors + self.behaviour.sleep_hangs:
-            return Reply(at_s=NEVER)
-        self._become(Stage.FALLING_ASLEEP, now_s)
-        self._done_s = now_s + self.behaviour.sleep_s
-        self.level = level
-        self._slept.add(level)
-        return Reply(at_s=self._done_s, level=said)
-
-    def wake(self, now_s: float) -> Reply:
-        """Asked to wake. A failed wake leaves half of the memory mapped and the engine asleep."""
-        self.advance(now_s)
-        if self.stage is Stage.AWAKE:
-            return Reply(at_s=now_s)
-        if self.stage is not Stage.ASLEEP:
-            return Reply(at_s=now_s, error=f"cannot wake while {self.stage}")
-        self._wakes += 1
-        self._wake_fails = self._wakes <= self.behaviour.wake_errors
-        if not self._wake_fails and self._wakes <= self.behaviour.wake_errors + self.behaviour.wake_hangs:
-            return Reply(at_s=NEVER)
-        self._become(Stage.WAKING, now_s)
-        self._done_s = now_s + self.behaviour.wake_s
-        return Reply(at_s=self._done_s, error="wake failed: out of memory" if self._wake_fails else "")
-
-    def term(self, now_s: float) -> None:
-        """It got TERM."""
-        self.advance(now_s)
-        self._term_at_s = min(self._term_at_s, now_s + self.behaviour.term_s)
-
-    def end(self, how: Ended) -> None:
-        """It ends now."""
-        if self.stage is not Stage.ENDED:
-            self.stage, self.ended = Stage.ENDED, how
-
-    # --- what is seen of it -----------------------------------------------------------------------------------------
-
-    def answer(self, now_s: float) -> Answer:
-        """What a probe sees."""
-        if self.stage is Stage.ENDED or self.refuses:
-            return Answer.REFUSED
-        if self.stage is Stage.LOADING:
-            return Answer.STARTING if self.behaviour.listens_early else Answer.REFUSED
-        if self.silent or now_s >= self._ready_s + self.behaviour.silent_after_s:
-            return Answer.SILENT
-        return Answer.READY if self.stage is Stage.AWAKE else Answer.ASLEEP
-
-    def device_bytes(self, now_s: float) -> int:
-        """Bytes it holds on each of its devices."""
-        knobs = self.behaviour
-        if self.stage is Stage.ENDED:
-            return 0
-        if self.stage is Stage.LOADING:
-            return max(knobs.loading_bytes, knobs.awake_bytes)
-        grown = min(knobs.growth_limit_bytes, int(knobs.growth_bps * max(0.0, now_s - self._ready_s)))
-        if self.stage is not Stage.ASLEEP or knobs.sleep_frees_nothing:
-            return knobs.awake_bytes + grown
-        residue = knobs.residue_bytes.get(self.level or 1, 0)
-        return max(residue, knobs.awake_bytes // 2) if self._partial else residue
-
-    def host_bytes(self) -> int:
-        """Bytes of host memory it holds for its copies."""
-        if self.stage is Stage.ENDED:
-            return 0
-        return max((self.behaviour.host_bytes.get(level, 0) for level in self._slept), default=0)

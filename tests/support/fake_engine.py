@@ -27,7 +27,8 @@ from typing import Any
 if __name__ == "__main__":  # isolated from the environment, so it has to find its own house
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.support.behaviour import Child, EngineLife, Stage
+from tests.support.behaviour import Child
+from tests.support.engine_life import EngineLife, Stage
 from tests.support.fake_http import Connection, Request, serve_connection
 from tests.support.fake_knobs import Knobs, knobs_from_json
 

@@ -72,8 +72,9 @@ def behaviour_from(data: dict[str, Any]) -> Behaviour:
         data["start_failures"] = tuple(_failure(each) for each in data["start_failures"])
     if "children" in data:
         data["children"] = tuple(Child(**each) for each in data["children"])
-    if "levels" in data:
-        data["levels"] = tuple(data["levels"])
+    for key in ("levels", "garbage_levels"):
+        if key in data:
+            data[key] = tuple(data[key])
     return Behaviour(**data)
 
 

@@ -23,7 +23,8 @@ from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.invariants import Watch
 from scheduler.orchestrator.reducer import next_deadline, reduce
 from scheduler.orchestrator.state import Policy, State
-from tests.support.behaviour import NEVER, Behaviour, Ended, Stage
+from tests.support.behaviour import NEVER, Behaviour
+from tests.support.engine_life import Ended, Stage
 from tests.support.plain_machine import PlainMachine
 from tests.support.world import device
 

@@ -12,7 +12,8 @@ from scheduler.domain.reasons import Code, Reason
 from scheduler.orchestrator import effects as fx
 from scheduler.orchestrator import events as ev
 from scheduler.orchestrator.state import State
-from tests.support.behaviour import NEVER, Behaviour, Ended, EngineLife, Stage
+from tests.support.behaviour import NEVER, Behaviour
+from tests.support.engine_life import Ended, EngineLife, Stage
 
 FAST_S = 0.25
 PROGRESS_S = 30.0

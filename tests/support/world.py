@@ -18,7 +18,8 @@ from scheduler.domain.lease import Outcome
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
 from scheduler.ports.launcher import ExitInfo, ProcessHandle, SpawnRequest
-from tests.support.behaviour import NEVER, Behaviour, Child, Ended, EngineLife, Stage
+from tests.support.behaviour import NEVER, Behaviour, Child, StartFailure
+from tests.support.engine_life import ILLEGAL, Ended, EngineLife, Fate, Stage
 
 BOOT_ID = "11111111-2222-4333-8444-555555555555"
 FIRST_PORT = 20_000
@@ -29,7 +30,7 @@ class Entry:
     """One line of the world's own log: what really happened, whatever the daemon believes."""
 
     at_s: float
-    what: str  # spawned started ready asleep woken ended killed out_of_memory cut misdirected gate_closed
+    what: str  # spawned started ready asleep woken ended killed out_of_memory cut misdirected garbage gate_closed
     subject: str  # model or device
     detail: str = ""
 
@@ -129,6 +130,18 @@ class World:
         there = self.devices[device]
         return held + sum(value for _, value, _ in there.lagging) + there.foreign_bytes
 
+    def _capacity(self, device: DeviceId) -> int:
+        return self.devices[device].info.capacity_bytes
+
+    def room(self, device: DeviceId, without: int = 0) -> int:
+        """Bytes free on a device, when the processes of the session ``without`` held nothing."""
+        there = self.devices[device]
+        there.lagging = [item for item in there.lagging if item[0] > self.now_s]
+        own = {pid for pid, process in self.processes.items() if without and process.session == without}
+        held = sum(size for (pid, where), size in self._held.items() if where == device and pid in own)
+        held += sum(size for _, size, pid in there.lagging if pid in own)
+        return self._capacity(device) - self._used(device) + held
+
     def own_bytes(self, device: DeviceId, pids: frozenset[int]) -> int:
         """What these processes hold on a device, as a driver would say: a dead process holds nothing."""
         self.settle()
@@ -187,7 +200,7 @@ class World:
         """A child in a session of its own, waiting at its gate."""
         process = self._new_process(model, request.token, devices)
         process.request, process.gated_by = request, daemon
-        self._note("spawned", model, request.token)
+        self.note("spawned", model, request.token)
         return process
 
     def _new_process(self, model: ModelName, token: str | None, devices: tuple[DeviceId, ...], session: int = 0) -> Process:
@@ -198,7 +211,7 @@ class World:
 
     def close_gate(self, process: Process) -> None:
         """A child whose gate closes ends without ever having been an engine."""
-        self._note("gate_closed", process.model, str(process.pid))
+        self.note("gate_closed", process.model, str(process.pid))
         self._bury(process, ExitInfo(code=0))
 
     def exec(self, process: Process, port: int) -> None:
@@ -207,13 +220,17 @@ class World:
         attempt = self.starts[process.model]
         self.starts[process.model] += 1
         process.gated_by = None
-        process.life = EngineLife(knobs, attempt, self.now_s)
+        process.life = EngineLife(knobs, attempt, self.now_s, WorldGround(self, process))
+        short = [str(device) for device in process.devices if self.room(device) < knobs.start_needs_share * self._capacity(device)]
+        if short:
+            text = f"Free memory on device {short[0]} is less than desired GPU memory utilization"
+            process.life.fail_start(StartFailure(code=Code.DEVICE_OOM, after_s=0.0, text=text))
         process.share = 1.0 - sum(child.share for child in knobs.children)
         self.listeners[port] = None if attempt < knobs.port_taken else process
         for role in knobs.children:
             child = self._new_process(process.model, process.token if role.keeps_token else None, process.devices, process.session)
             child.role, child.share, child.life = role, role.share, process.life
-        self._note("started", process.model, f"pid {process.pid} on {','.join(process.devices)}")
+        self.note("started", process.model, f"pid {process.pid} on {','.join(process.devices)}")
         self.settle(taker=process)
         self._arm(process)
 
@@ -241,7 +258,7 @@ class World:
         self._leader_ended(process)
 
     def _kill(self, process: Process) -> None:
-        self._note("killed", process.model, f"pid {process.pid}")
+        self.note("killed", process.model, f"pid {process.pid}")
         if process.role is None and process.life is not None:
             self._remember_share(process)
             process.life.end(Ended(signal=9))
@@ -271,7 +288,7 @@ class World:
         if process.timer is not None:
             process.timer.cancel()
         self.listeners = {port: who for port, who in self.listeners.items() if who is not process}
-        self._note("ended", process.model, f"pid {process.pid} code {how.code} signal {how.signal}")
+        self.note("ended", process.model, f"pid {process.pid} code {how.code} signal {how.signal}")
         self.settle()
         process.ended.set()
 
@@ -300,7 +317,7 @@ class World:
             return
         if life.stage is not before:
             names = {Stage.AWAKE: "ready" if before is Stage.LOADING else "woken", Stage.ASLEEP: "asleep"}
-            self._note(names.get(life.stage, life.stage.value), process.model, f"level {life.level}")
+            self.note(names.get(life.stage, life.stage.value), process.model, f"level {life.level}")
         self.settle(taker=process)
         self._arm(process)
 
@@ -314,7 +331,7 @@ class World:
             used = self._used(device)
             there.peak_bytes = max(there.peak_bytes, used)
             if used > there.info.capacity_bytes and device in grew:
-                self._note("out_of_memory", str(device), f"{used - there.info.capacity_bytes} bytes too many, taken by {grew[device]}")
+                self.note("out_of_memory", str(device), f"{used - there.info.capacity_bytes} bytes too many, taken by {grew[device]}")
                 if taker is not None and taker.alive and taker.life is not None and device in taker.devices:
                     taker.life.end(Ended(exit_code=1, code=Code.DEVICE_OOM, text=f"out of memory on {device}"))
                     self._leader_ended(taker)
@@ -359,8 +376,17 @@ class World:
             return Outcome.ENGINE_LOST
         self.catch_up(process)
         if process.life.stage is not Stage.AWAKE:
-            self._note("misdirected", process.model, f"a request reached it while {process.life.stage}")
-            return Outcome.ENGINE_ERROR
+            self.note("misdirected", process.model, f"a request reached it while {process.life.stage}")
+        match self.ask(process):
+            case Fate.ENDS:
+                return Outcome.ENGINE_LOST
+            case Fate.QUEUED | Fate.UNAVAILABLE | Fate.FAILS_AND_ENDS:
+                return Outcome.ENGINE_ERROR
+            case Fate.HANGS:
+                await process.ended.wait()
+                return Outcome.ENGINE_LOST
+            case Fate.GARBAGE:
+                self.note("garbage", process.model, "a request was answered with nonsense")
         cuts = process.cuts
         process.running += 1
         try:
@@ -372,11 +398,22 @@ class World:
             process.running -= 1
         return Outcome.ENGINE_LOST
 
+    def ask(self, process: Process) -> Fate:
+        """What becomes of an inference request to this engine; some end it."""
+        assert process.life is not None
+        self._remember_share(process)
+        fate = process.life.request(self.now_s)
+        if fate is Fate.FAILS_AND_ENDS:
+            process.life.end(ILLEGAL)
+        if process.life.stage is Stage.ENDED:
+            self._leader_ended(process)
+        return fate
+
     def cut_requests(self, process: Process) -> None:
         """Requests inside end with a partial answer: the engine is being put to sleep under them."""
         if process.running:
             process.cuts += 1
-            self._note("cut", process.model, f"{process.running} requests")
+            self.note("cut", process.model, f"{process.running} requests")
 
     def set_foreign(self, device: DeviceId, foreign_bytes: int) -> None:
         """Somebody else uses so much of a device."""
@@ -385,6 +422,9 @@ class World:
 
     def poke(self, process: Process) -> None:
         """Its life was changed from outside (a control call): re-arm its timer and the books."""
+        if process.alive and process.life is not None and process.life.stage is Stage.ENDED:
+            self._leader_ended(process)
+            return
         self.settle(taker=process)
         if process.alive:
             self._arm(process)
@@ -397,8 +437,38 @@ class World:
         """Its identity."""
         return ProcessHandle(boot_id=BOOT_ID, pid=process.pid, start_ticks=process.start_ticks)
 
-    def _note(self, what: str, subject: str, detail: str = "") -> None:
+    def note(self, what: str, subject: str, detail: str = "") -> None:
+        """An entry of the log."""
         self.log.append(Entry(self.now_s, what, subject, detail))
+
+
+@dataclass(frozen=True, slots=True)
+class WorldGround:
+    """The devices under one engine: what it takes is booked when its life says so, here it is only asked whether there is room."""
+
+    world: World
+    leader: Process
+
+    def _room(self) -> int:
+        return min((self.world.room(device, self.leader.session) for device in self.leader.devices), default=0)
+
+    def take(self, size: int) -> bool:
+        """Whether so much fits; a refusal is an entry of the log."""
+        if size <= self._room():
+            return True
+        for device in self.leader.devices:
+            if size > (room := self.world.room(device, self.leader.session)):
+                self.world.note("out_of_memory", str(device), f"{size - room} bytes too many, refused to {self.leader.model}")
+        return False
+
+    def squeeze(self, size: int) -> int:
+        """What fits of it."""
+        return max(0, min(size, self._room()))
+
+    def others(self) -> int:
+        """The most that others use."""
+        rooms = ((self.world.devices[device].info.capacity_bytes, device) for device in self.leader.devices)
+        return max((capacity - self.world.room(device, self.leader.session) for capacity, device in rooms), default=0)
 
 
 def port_of(base_url: str) -> int:

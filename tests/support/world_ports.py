@@ -12,7 +12,8 @@ from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code, Reason
 from scheduler.ports.engine import Answer, CommandLine, Endpoint, LaunchPlan, Probe
 from scheduler.ports.launcher import ExitInfo, Owned, ProcessHandle, SpawnRequest
-from tests.support.behaviour import Behaviour, Reply, StartFailure
+from tests.support.behaviour import Behaviour, StartFailure
+from tests.support.engine_life import Fate, Reply
 from tests.support.world import BOOT_ID, Process, World, port_of
 
 ENGINE = "pretended"
@@ -160,7 +161,7 @@ class WorldLauncher:
 
 
 class WorldEngine:
-    """Implements Engine, CanSleep and CountsRequests; finds the engine behind an endpoint by its port."""
+    """Implements Engine, CanSleep, WarmsUp and CountsRequests; finds the engine behind an endpoint by its port."""
 
     def __init__(self, daemon: Daemon, kinds: tuple[str, ...]) -> None:
         self._daemon = daemon
@@ -249,14 +250,30 @@ class WorldEngine:
         process = self._need(endpoint)
         assert process.life is not None
         self._world.cut_requests(process)
-        return (await self._answer(process, process.life.sleep(self._world.now_s, level), timeout_s)).level
+        running = process.running  # as many as are cut now
+        return (await self._answer(process, process.life.sleep(self._world.now_s, level, running), timeout_s)).level
 
     async def wake(self, endpoint: Endpoint, level: int, timeout_s: float) -> None:
-        """Ask it to wake."""
+        """Ask it to wake, to read its weights again after level 2, and to say what it said before."""
         await self._daemon.alive()
         process = self._need(endpoint)
         assert process.life is not None
         await self._answer(process, process.life.wake(self._world.now_s), timeout_s)
+        if level == 2:
+            await self._answer(process, process.life.reload(self._world.now_s), timeout_s)
+        if endpoint.golden and await self.warm_up(endpoint, timeout_s) != endpoint.golden:
+            raise Permanent("it does not say what it said before it slept", code=Code.OUTPUT_WRONG, fix="start it anew")
+
+    async def warm_up(self, endpoint: Endpoint, timeout_s: float) -> str:
+        """One request that takes no time; an engine that is wedged costs the time-out."""
+        await self._daemon.alive()
+        process = self._need(endpoint)
+        fate = self._world.ask(process)
+        if fate is Fate.HANGS:
+            await asyncio.sleep(timeout_s)
+        if fate not in (Fate.ANSWERED, Fate.GARBAGE):
+            raise Temporary(f"the request {fate.replace('_', ' ')}", retry_after_s=1.0, code=Code.WAKE_FAILED)
+        return f"{process.model} speaks" if fate is Fate.ANSWERED else "!!!!"
 
     def _need(self, endpoint: Endpoint) -> Process:
         process = self._find(endpoint)

@@ -13,7 +13,8 @@ from scheduler.ports.engine import Answer, CanSleep, CountsRequests, Endpoint, E
 from scheduler.ports.launcher import ExitInfo, Gate, Launcher, ProcessHandle, SpawnRequest
 from scheduler.simulator.virtual_time import elapse, settle
 from scheduler.telemetry.tasks import spawn
-from tests.support.behaviour import NEVER, Behaviour, Child, Ended
+from tests.support.behaviour import NEVER, Behaviour, Child
+from tests.support.engine_life import Ended
 from tests.support.world import World, device
 from tests.support.world_ports import ENGINE, Daemon, WorldGate, fails
 
