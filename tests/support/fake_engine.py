@@ -12,7 +12,6 @@ Endpoints: ``/health``, ``/version``, ``/v1/models``, ``/v1/chat/completions``, 
 import argparse
 import asyncio
 import base64
-import ctypes
 import json
 import mmap
 import os
@@ -28,15 +27,14 @@ if __name__ == "__main__":  # isolated from the environment, so it has to find i
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support.behaviour import Child
-from tests.support.engine_life import EngineLife, Stage
-from tests.support.fake_http import Connection, Request, serve_connection
+from tests.support.engine_life import Ended, EngineLife, Stage
+from tests.support.fake_http import Connection, Request
 from tests.support.fake_knobs import Knobs, knobs_from_json
+from tests.support.fake_life import FOREVER_S, LivingProcess, count_start, erase_environment, say
 
 VERSION = "fake-1.0"
 BLOCK = b"\1" * (1 << 20)
 DEATH_STATUS = 9
-#: Replies that would never come are this late: longer than any test waits.
-FOREVER_S = 86400.0
 
 CHILD_CODE = """
 import mmap, os, signal, sys
@@ -74,97 +72,65 @@ class Memory:
         self.size = blocks << 20
 
 
-class FakeProcess:
+class FakeProcess(LivingProcess):
     """One run."""
 
     def __init__(self, port: int, model: str, knobs: Knobs, attempt: int) -> None:
-        self.port, self.model, self.knobs = port, model, knobs
+        super().__init__(EngineLife(knobs.behaviour, attempt, time.monotonic()), "127.0.0.1", port)
+        self.model, self.knobs = model, knobs
         self.speech = knobs.speech
-        self.life = EngineLife(knobs.behaviour, attempt, time.monotonic())
         self.log: list[Request] = []
         self.running = self.waiting = 0
         self._memory = Memory()
         self._children: list[subprocess.Popen[bytes]] = []
-        self._server: asyncio.Server | None = None
-        self._changed = asyncio.Condition()
-        self._terminated = False
-        self._timer: asyncio.TimerHandle | None = None
 
     # --- life -------------------------------------------------------------------------------------------------------
 
-    async def run(self) -> int:
-        """Live until the end; returns the exit status."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._on_term)
-        loop.add_signal_handler(signal.SIGINT, self._on_term)
-        if self.knobs.behaviour.listens_early and not await self._listen():
-            return 1
+    async def started(self) -> None:
+        """It may listen already."""
+        if self.knobs.behaviour.listens_early and not await self.listen():
+            self.life.end(Ended(exit_code=1))
+            return
         self._children = [self._spawn(child) for child in self.knobs.behaviour.children]
-        self._settle()
-        async with self._changed:
-            await self._changed.wait_for(self._loaded)
-        if self.life.stage is not Stage.ENDED and not await self._listen():
-            return 1
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.life.stage is Stage.ENDED)
-        return await self._end()
 
-    def _loaded(self) -> bool:
-        return self._server is not None or self.life.stage is not Stage.LOADING
+    async def listen(self) -> bool:
+        """Say so in the log."""
+        listening = await super().listen()
+        if listening:
+            say(f"fake: listening on {self.port}")
+        return listening
+
+    def on_term(self) -> None:
+        """Say so in the log."""
+        say("fake: TERM")
+        super().on_term()
+
+    def port_taken(self, error: OSError) -> None:
+        """Somebody else has its port."""
+        say(f"fake: fake-exit port_taken: {error.strerror}")
+
+    def tell(self, stage: Stage) -> None:
+        """A line of the log."""
+        say(f"fake: stage {stage}")
+
+    def hold(self, now_s: float) -> None:
+        """Its own part of the memory; children hold theirs."""
+        shared = sum(child.share for child in self.knobs.behaviour.children)
+        self._memory.set(int((self.life.device_bytes(now_s) + self.life.host_bytes()) * (1 - shared)))
 
     def _is(self, stage: Stage) -> bool:
         return self.life.stage is stage
 
-    async def _listen(self) -> bool:
-        if self._server is not None:
-            return True
-        try:
-            self._server = await asyncio.start_server(lambda r, w: serve_connection(r, w, self._handle), "127.0.0.1", self.port)
-        except OSError as error:
-            say(f"fake-exit port_taken: {error.strerror}")
-            return False
-        say(f"listening on {self.port}")
-        return True
-
-    def _settle(self) -> None:
-        """Let what is due happen, hold as much memory as the core says, and come back when the next thing is due."""
-        now_s = time.monotonic()
-        if self.life.advance(now_s):
-            say(f"stage {self.life.stage}")
-        shared = sum(child.share for child in self.knobs.behaviour.children)
-        self._memory.set(int((self.life.device_bytes(now_s) + self.life.host_bytes()) * (1 - shared)))
-        asyncio.get_running_loop().create_task(self._tell())
-        if self._timer is not None:
-            self._timer.cancel()
-        due_s = self.life.next_change_s()
-        if due_s < now_s + FOREVER_S:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, due_s - now_s), self._settle)
-
-    async def _tell(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
-    def _on_term(self) -> None:
-        self._terminated = True
-        say("TERM")
-        self.life.term(time.monotonic())
-        self._settle()
-
-    async def _end(self) -> int:
-        ended = self.life.ended
-        assert ended is not None
+    def explain(self, ended: Ended) -> None:
+        """The decisive line."""
         if ended.text:
-            say(f"fake-exit {ended.code}: {ended.text}")
-        if self._server is not None:
-            self._server.close()
+            say(f"fake: fake-exit {ended.code}: {ended.text}")
+
+    def let_go(self) -> None:
+        """Children that do not outlive it see the end of a pipe."""
         for child in self._children:
             if child.stdin is not None:
                 child.stdin.close()
-        if ended.signal is not None:
-            if ended.signal != signal.SIGKILL:
-                signal.signal(ended.signal, signal.SIG_DFL)
-            os.kill(os.getpid(), ended.signal)
-        return ended.exit_code or 0
 
     def _spawn(self, child: Child) -> "subprocess.Popen[bytes]":
         size = int(self.knobs.behaviour.awake_bytes * child.share)
@@ -179,7 +145,8 @@ class FakeProcess:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    async def _handle(self, request: Request, connection: Connection) -> None:
+    async def handle(self, request: Request, connection: Connection) -> None:
+        """One request."""
         if self.life.silent or self.life.answer(time.monotonic()).value == "silent":
             await connection.pause(FOREVER_S)
             return
@@ -259,8 +226,8 @@ class FakeProcess:
         what = request.query.get("what", "")
         if what == "silent":
             self.life.silent = True
-        elif what == "refuse" and self._server is not None:
-            self._server.close()
+        elif what == "refuse" and self.server is not None:
+            self.server.close()
         elif what == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         elif what == "exit":
@@ -269,17 +236,17 @@ class FakeProcess:
 
     async def _sleep(self, request: Request, connection: Connection) -> None:
         reply = self.life.sleep(time.monotonic(), int(request.query.get("level", "1")))
-        self._settle()
+        self.settle()
         await self._answer_at(connection, reply.at_s, reply.error, {"status": "sleeping", "level": reply.level})
 
     async def _wake(self, _request: Request, connection: Connection) -> None:
         reply = self.life.wake(time.monotonic())
-        self._settle()
+        self.settle()
         await self._answer_at(connection, reply.at_s, reply.error, {"status": "awake", "tags": None})
 
     async def _answer_at(self, connection: Connection, at_s: float, error: str, document: dict[str, Any]) -> None:
         if await connection.pause(min(at_s - time.monotonic(), FOREVER_S)):
-            self._settle()
+            self.settle()
             connection.send_json(500, {"error": {"message": error}}) if error else connection.send_json(200, document)
 
     # --- inference --------------------------------------------------------------------------------------------------
@@ -363,7 +330,7 @@ class FakeProcess:
         return count
 
     def _aborts(self) -> bool:
-        return self._terminated and self.speech.abort_on_term
+        return self.terminated and self.speech.abort_on_term
 
     async def _stream(self, request: Request, connection: Connection, count: int, *, chat: bool) -> None:
         speech = self.speech
@@ -408,29 +375,6 @@ def _error(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "FakeError", "param": None, "code": status}}
 
 
-def say(text: str) -> None:
-    """A line of the log."""
-    sys.stderr.write(f"fake: {text}\n")
-    sys.stderr.flush()
-
-
-def count_start(path: str) -> int:
-    """How many starts there were before this one."""
-    if not path:
-        return 0
-    with open(path, "ab") as file:
-        before = file.tell()
-        file.write(b".")
-    return before
-
-
-def erase_environment() -> None:
-    """Overwrite this process's environment block, as some engines do when they set their title."""
-    fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    start, end = int(fields[47]), int(fields[48])  # env_start, env_end: fields 50 and 51 of proc(5)
-    ctypes.memset(start, 0, end - start)
-
-
 def main() -> int:
     """Run one engine."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -439,12 +383,12 @@ def main() -> int:
     parser.add_argument("--knobs", default="{}")
     options, unknown = parser.parse_known_args()
     if unknown:
-        say(f"fake-exit unknown_flag: unknown argument {unknown[0]}")
+        say(f"fake: fake-exit unknown_flag: unknown argument {unknown[0]}")
         return 2
     knobs = knobs_from_json(options.knobs)
     attempt = count_start(knobs.starts_file)
     if knobs.says:
-        say(knobs.says)
+        say(f"fake: {knobs.says}")
     if knobs.erases_environment:
         erase_environment()
 
