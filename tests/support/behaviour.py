@@ -20,7 +20,7 @@ NEVER = math.inf
 NO_ROOM = "CUDA Error: out of memory at csrc/cumem_allocator.cpp:163"
 NO_ZERO = "'list' object has no attribute 'zero_'"
 #: What it answers when the weights' loader cannot load twice.
-NO_RELOAD = "Model reloading with `runai_streamer` format is not supported"
+NO_RELOAD = "Model reloading with `runai_streamer` format"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -302,6 +302,11 @@ class EngineLife:
         self._weights_lost = False
         return Reply(at_s=now_s + self.behaviour.reload_s)
 
+    def discard(self, now_s: float, tag: str) -> None:
+        """Give back one kind of memory, without a copy."""
+        self.gone_tags.add(tag)
+        self._become(Stage.ASLEEP, now_s)
+
     def reset_cache(self) -> None:
         """Its prefix cache is emptied."""
         self._stale_cache = False

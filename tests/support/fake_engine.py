@@ -11,11 +11,8 @@ Endpoints: ``/health``, ``/version``, ``/v1/models``, ``/v1/chat/completions``, 
 
 import argparse
 import asyncio
-import base64
 import json
-import mmap
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -28,13 +25,13 @@ if __name__ == "__main__":  # isolated from the environment, so it has to find i
 
 from tests.support.behaviour import Child
 from tests.support.engine_life import Ended, EngineLife, Stage
+from tests.support.fake_admin import DEATH_STATUS, AdminDesk
 from tests.support.fake_http import Connection, Request
 from tests.support.fake_knobs import Knobs, knobs_from_json
-from tests.support.fake_life import FOREVER_S, LivingProcess, count_start, erase_environment, say
+from tests.support.fake_life import FOREVER_S, count_start, erase_environment, say
+from tests.support.fake_memory import Memory
 
 VERSION = "fake-1.0"
-BLOCK = b"\1" * (1 << 20)
-DEATH_STATUS = 9
 
 CHILD_CODE = """
 import mmap, os, signal, sys
@@ -53,26 +50,7 @@ sys.stdin.read()
 """
 
 
-class Memory:
-    """Anonymous memory of a given size, every page of it touched."""
-
-    def __init__(self) -> None:
-        self._maps: list[mmap.mmap] = []
-        self.size = 0
-
-    def set(self, size: int) -> None:
-        """Grow or shrink to ``size`` bytes, whole MiB."""
-        blocks = size >> 20
-        while len(self._maps) > blocks:
-            self._maps.pop().close()
-        while len(self._maps) < blocks:
-            block = mmap.mmap(-1, len(BLOCK))
-            block[:] = BLOCK
-            self._maps.append(block)
-        self.size = blocks << 20
-
-
-class FakeProcess(LivingProcess):
+class FakeProcess(AdminDesk):
     """One run."""
 
     def __init__(self, port: int, model: str, knobs: Knobs, attempt: int) -> None:
@@ -95,8 +73,9 @@ class FakeProcess(LivingProcess):
 
     async def listen(self) -> bool:
         """Say so in the log."""
+        late = self.server is None
         listening = await super().listen()
-        if listening:
+        if listening and late:
             say(f"fake: listening on {self.port}")
         return listening
 
@@ -162,10 +141,10 @@ class FakeProcess(LivingProcess):
             "GET /v1/models": self._models,
             "GET /metrics": self._metrics,
             "GET /is_sleeping": self._is_sleeping,
-            "GET /admin/log": self._show_log,
+            "GET /admin/log": self.show_log,
             "GET /admin/state": self._state,
-            "POST /admin/speech": self._change_speech,
-            "POST /admin/do": self._do,
+            "POST /admin/speech": self.change_speech,
+            "POST /admin/do": self.do,
         }
         slow = {
             "POST /sleep": self._sleep,
@@ -203,36 +182,6 @@ class FakeProcess(LivingProcess):
     def _state(self, _request: Request, connection: Connection) -> None:
         document = {"model": self.model, "stage": self.life.stage, "level": self.life.level, "version": VERSION}
         connection.send_json(200, {**document, "pid": os.getpid(), "children": [child.pid for child in self._children]})
-
-    def _show_log(self, _request: Request, connection: Connection) -> None:
-        entries = [
-            {
-                "method": each.method,
-                "path": each.path,
-                "query": dict(each.query),
-                "headers": dict(each.headers),
-                "body": base64.b64encode(each.body).decode(),
-                "outcome": each.outcome,
-            }
-            for each in self.log
-        ]
-        connection.send_json(200, {"requests": entries})
-
-    def _change_speech(self, request: Request, connection: Connection) -> None:
-        self.speech = replace(self.speech, **json.loads(request.body))
-        connection.send_json(200, {})
-
-    def _do(self, request: Request, connection: Connection) -> None:
-        what = request.query.get("what", "")
-        if what == "silent":
-            self.life.silent = True
-        elif what == "refuse" and self.server is not None:
-            self.server.close()
-        elif what == "crash":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        elif what == "exit":
-            os._exit(DEATH_STATUS)
-        connection.send_json(200, {})
 
     async def _sleep(self, request: Request, connection: Connection) -> None:
         reply = self.life.sleep(time.monotonic(), int(request.query.get("level", "1")))

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +18,7 @@ class Request:
     headers: Mapping[str, str]
     body: bytes
     outcome: str = "open"  # "done", "client_gone", "cut"
+    repeated: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the query, every value of a key
 
 
 @dataclass(slots=True)
@@ -42,8 +43,9 @@ class Connection:
         if headers.get("expect", "").lower() == "100-continue":
             self.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         parts = urlsplit(target)
-        query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-        return Request(method, parts.path, query, headers, await self._body(headers))
+        repeated = parse_qs(parts.query, keep_blank_values=True)
+        query = {key: values[-1] for key, values in repeated.items()}
+        return Request(method, parts.path, query, headers, await self._body(headers), repeated=repeated)
 
     async def _body(self, headers: Mapping[str, str]) -> bytes:
         if "chunked" not in headers.get("transfer-encoding", ""):

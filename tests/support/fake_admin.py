@@ -1,0 +1,60 @@
+"""What tests ask fake engines beside their own API: what they were asked, and to change."""
+
+import base64
+import json
+import os
+import signal
+from dataclasses import replace
+from typing import Any
+
+from tests.support.fake_http import Connection, Request
+from tests.support.fake_knobs import Speech
+from tests.support.fake_life import LivingProcess
+
+DEATH_STATUS = 9
+
+
+class AdminDesk(LivingProcess):
+    """``/admin/log``, ``/admin/speech`` (POST: change it), ``/admin/do?what=silent|refuse|crash|exit`` (POST)."""
+
+    speech: Speech
+    log: list[Request]
+
+    def show_log(self, _request: Request, connection: Connection) -> None:
+        """Every request so far, bodies as base64."""
+        entries = [
+            {
+                "method": each.method,
+                "path": each.path,
+                "query": dict(each.query),
+                "headers": dict(each.headers),
+                "body": base64.b64encode(each.body).decode(),
+                "outcome": each.outcome,
+            }
+            for each in self.log
+        ]
+        connection.send_json(200, {"requests": entries})
+
+    def change_speech(self, request: Request, connection: Connection) -> None:
+        """Talk differently from now on."""
+        self.speech = replace(self.speech, **json.loads(request.body))
+        connection.send_json(200, {})
+
+    def change_behaviour(self, request: Request, connection: Connection) -> None:
+        """Turn plain knobs of the behaviour from now on."""
+        changes: dict[str, Any] = json.loads(request.body)
+        self.life.behaviour = replace(self.life.behaviour, **changes)
+        connection.send_json(200, {})
+
+    def do(self, request: Request, connection: Connection) -> None:
+        """Something happens to it."""
+        what = request.query.get("what", "")
+        if what == "silent":
+            self.life.silent = True
+        elif what == "refuse" and self.server is not None:
+            self.server.close()
+        elif what == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif what == "exit":
+            os._exit(DEATH_STATUS)
+        connection.send_json(200, {})
