@@ -56,6 +56,7 @@ class FakeVllm(ControlDesk):
         self._memory = Memory()
         self._socket = self.open_socket()
         self._dev = knobs.dev_mode and os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
+        self._keys = options.api_keys or tuple(key for key in [os.environ.get("VLLM_API_KEY", "")] if key)
         self._routes = self._all_routes()
 
     def _all_routes(self) -> dict[str, Route]:
@@ -192,9 +193,9 @@ class FakeVllm(ControlDesk):
         if not request.path.startswith("/admin/"):
             self.log.append(request)
         found = self._routes.get(f"{request.method} {request.path}")
-        if self.options.api_keys and request.path.startswith("/v1"):
+        if self._keys and request.path.startswith("/v1"):
             key = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if key not in self.options.api_keys:
+            if key not in self._keys:
                 connection.send_json(401, {"error": "Unauthorized"})
                 return
         if found is not None:
@@ -202,9 +203,9 @@ class FakeVllm(ControlDesk):
             if answer is not None:
                 await answer
         elif any(route.endswith(f" {request.path}") for route in self._routes):
-            self.bad(connection, 405, "Method Not Allowed", "Method Not Allowed")
+            connection.send_json(405, {"detail": "Method Not Allowed"})
         else:
-            self.bad(connection, 404, "Not Found", "Not Found")
+            connection.send_json(404, {"detail": "Not Found"})
         if request.outcome == "open":
             request.outcome = "client_gone" if connection.gone.is_set() else "done"
 
@@ -397,8 +398,13 @@ def main(argv: Sequence[str]) -> int:
     if lost is not None:
         say(f"(APIServer pid={os.getpid()}) ValueError: {lost}")
         return 1
+    on_cpu = os.environ.get("CUDA_VISIBLE_DEVICES") == ""  # hidden from it, so it is a vLLM for the CPU
+    if on_cpu and options.sleep_mode:
+        for line in vllm_words.last_words(Ended(exit_code=1, code=Code.SLEEP_UNSUPPORTED), os.getpid(), os.getpid()):
+            say(line)
+        return 1
     folder = os.environ.get(WORLD)
-    world = GpuWorld(folder) if folder else None
+    world = GpuWorld(folder) if folder and not on_cpu else None
     parallel = options.tensor_parallel
     try:
         uuids = visible_devices(world, os.environ, parallel) if world is not None else []

@@ -157,7 +157,7 @@ class ControlDesk(AdminDesk):
         connection.send_json(200, {"is_paused": self.life.paused})
 
     def abort_requests(self, request: Request, connection: Connection) -> None:
-        """All of them: the fake gives its requests no names."""
+        """All of them. Of those that are named none, since the fake gives its requests no names; it says what vLLM says."""
         try:
             body = json.loads(request.body)
         except ValueError:
@@ -166,7 +166,8 @@ class ControlDesk(AdminDesk):
         if not isinstance(body, dict):
             self.bad(connection, 400, "Request body must be a JSON object", "Bad Request")
             return
-        connection.send_json(200, {"status": "aborted", "aborted": self.traffic.abort()})
+        named = body.get("request_ids")
+        connection.send_json(200, {"status": "aborted", "aborted": len(named) if named else self.traffic.abort()})
 
     # --- others -----------------------------------------------------------------------------------------------------
 
