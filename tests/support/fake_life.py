@@ -16,6 +16,8 @@ from tests.support.fake_http import Connection, Request, serve_connection
 
 #: Replies that would never come are this late: longer than any test waits.
 FOREVER_S = 86400.0
+#: How often one that grows takes more.
+GROWTH_LOOK_S = 0.1
 
 
 def say(text: str) -> None:
@@ -126,6 +128,8 @@ class LivingProcess:
         if self._timer is not None:
             self._timer.cancel()
         due_s = self.life.next_change_s()
+        if self.life.behaviour.growth_bps and self.life.stage is Stage.AWAKE:
+            due_s = min(due_s, now_s + GROWTH_LOOK_S)
         if due_s < min(now_s + FOREVER_S, NEVER):
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due_s - now_s), self.settle)
 

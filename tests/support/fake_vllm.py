@@ -31,7 +31,7 @@ from tests.support.vllm_argv import Options, VersionAsked, missing_model, parse
 from tests.support.vllm_control import ControlDesk
 from tests.support.vllm_knobs import VllmKnobs, behaviour_of, knobs_from_env, since
 from tests.support.vllm_memory import Cards, NoDevice, fork_workers, visible_devices
-from tests.support.vllm_speech import Flight, Question, Traffic, vector
+from tests.support.vllm_speech import LOOK_S, Flight, Question, Traffic, vector
 
 WORLD = "FAKE_NVML_WORLD"
 DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
@@ -139,6 +139,8 @@ class FakeVllm(ControlDesk):
         while self.traffic.flights and time.monotonic() < until_s:
             await asyncio.sleep(0.01)
         self.traffic.abort()
+        while self.traffic.flights and not self.engine_dead:
+            await asyncio.sleep(LOOK_S)  # they are told before it ends
         self.life.term(time.monotonic())
         self.settle()
 
@@ -323,7 +325,9 @@ class FakeVllm(ControlDesk):
         fate = first if first is not Fate.QUEUED else await self.traffic.admitted(flight, lambda: self.life.request(time.monotonic()))
         flight.running = fate in (Fate.ANSWERED, Fate.GARBAGE)
         if fate is Fate.HANGS:
-            await connection.pause(FOREVER_S)
+            while await connection.pause(LOOK_S * 10) and not flight.aborted:
+                pass
+            connection.cut()
         elif fate is Fate.UNAVAILABLE:
             self.bad(connection, 503, PAUSED, "ServiceUnavailableError")
         elif fate is Fate.FAILS_AND_ENDS:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from tests.support.behaviour import NO_RELOAD, Behaviour
 from tests.support.fake_knobs import Speech, behaviour_from
 from tests.support.vllm_argv import LOADERS_THAT_RELOAD, Options
 
+#: What to configure as the engine's program: ``engines.vllm.command``.
+COMMAND = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_vllm.py")))
 #: The variable that holds them: JSON, or the path of a file with it.
 VARIABLE = "FAKE_VLLM_KNOBS"
 NEWEST = "0.33.0"
