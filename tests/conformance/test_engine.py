@@ -3,42 +3,26 @@
 The real ones run a model of half a MiB with one thread: the wheel xllamacpp, and ``llama-server`` where it is on PATH.
 """
 
-import asyncio
 import os
 import signal
 import socket
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 
 from adapters.engines.demo_model import demo_model_path
 from adapters.engines.http import post
 from scheduler.domain.claims import Footprint
-from scheduler.domain.errors import Permanent, Temporary
+from scheduler.domain.errors import Permanent
 from scheduler.domain.reasons import Code
-from scheduler.domain.units import MIB
-from scheduler.ports.engine import Answer, CanSleep, CountsRequests, LaunchPlan
+from scheduler.ports.engine import Answer, CountsRequests, LaunchPlan
 from tests.conformance.conftest import REAL, until_ready
-from tests.conformance.variants import DEVICE, Running, Stream, Variant, free_port, llamacpp_variant, programs, wait_until
-
-T = TypeVar("T")
-
-
-def do(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(work)
-
-
-def ask(running: Running, path: str, **body: object) -> Any:
-    reply = do(post(running.endpoint.base_url, path, {"model": running.endpoint.served_model, **body}, timeout_s=30))
-    assert reply.status == 200, reply.text()
-    return reply
-
+from tests.conformance.variants import DEVICE, Running, Stream, Variant, ask, do, free_port, llamacpp_variant, programs, wait_until
 
 # --- a running engine -------------------------------------------------------------------------------------------------
 
@@ -111,34 +95,6 @@ def test_embeddings(variant: Variant, tmp_path: Path) -> None:
         until_ready(variant, running)
         vectors = ask(running, "/v1/embeddings", input=["a", "b"]).json()["data"]
         assert [len(each["embedding"]) > 0 for each in vectors] == [True, True]
-
-
-# --- sleep ------------------------------------------------------------------------------------------------------------
-
-
-def test_it_sleeps_and_wakes(variant: Variant, tmp_path: Path) -> None:
-    engine: object = variant.engine
-    levels = variant.engine.levels(variant.spec)
-    if not isinstance(engine, CanSleep) or not levels:
-        assert levels == ()
-        pytest.skip("it cannot sleep")
-    with variant.start(tmp_path) as running:
-        until_ready(variant, running)
-        awake = running.pss_bytes()
-        assert do(engine.sleep(running.endpoint, levels[0], 10.0)) == levels[0]
-        assert do(variant.engine.probe(running.endpoint, 5.0)).answer is Answer.ASLEEP
-        assert running.pss_bytes() < awake - 20 * MIB
-        assert do(engine.sleep(running.endpoint, levels[0], 10.0)) == levels[0]  # once more does no harm
-        do(engine.wake(running.endpoint, levels[0], 10.0))
-        assert do(variant.engine.probe(running.endpoint, 5.0)).answer is Answer.READY
-        assert running.pss_bytes() > awake - MIB
-        ask(running, "/v1/completions", prompt="a", max_tokens=2)
-    with pytest.raises(Temporary) as caught:
-        do(engine.sleep(running.endpoint, levels[0], 1.0))
-    assert caught.value.code == Code.SLEEP_FAILED
-    with pytest.raises(Temporary) as caught:
-        do(engine.wake(running.endpoint, levels[0], 1.0))
-    assert caught.value.code == Code.WAKE_FAILED
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

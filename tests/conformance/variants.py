@@ -1,5 +1,6 @@
-"""Engines under the conformance suite: the fake, the real llama.cpp in its two forms, and a command."""
+"""Engines under the conformance suite: the fakes, a command, the real llama.cpp in its two forms, and a real vLLM if there is one."""
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -9,22 +10,29 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from adapters.engines.command import Command
+from adapters.engines.http import Reply, post
 from adapters.engines.llamacpp import LlamaCpp, xllamacpp_command
+from adapters.engines.vllm import Vllm
 from scheduler.domain.ids import DeviceId, ModelName
-from scheduler.domain.model import HttpStep, ModelSpec
+from scheduler.domain.model import DeclaredFootprint, DeviceWish, HttpStep, ModelSpec
 from scheduler.domain.placeholders import escape
+from scheduler.domain.units import MIB
 from scheduler.ports.engine import Endpoint, Engine, LaunchPlan
 from scheduler.ports.launcher import ExitInfo
 from tests.support.behaviour import Behaviour
 from tests.support.fake_adapter import SCRIPT, FakeEngine, fake_spec
 from tests.support.fake_knobs import Knobs, Speech
+from tests.support.tiny_hf import CONTEXT
+from tests.support.vllm_knobs import COMMAND, HEALTHY, VllmKnobs
 
+T = TypeVar("T")
 DEVICE = DeviceId("cpu0")
 NAME = ModelName("org/small:1")
 PATH = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
@@ -33,6 +41,8 @@ FAKE = Knobs(
     speech=Speech(token_s=0.001),
 )
 ENDLESS = replace(FAKE, speech=Speech(tokens=1_000_000, token_s=0.005))
+#: Names the real vLLM that the suite runs on as well; without it, it does not.
+REAL_VLLM = "HOTSEAT_VLLM_BIN"
 
 
 def free_port() -> int:
@@ -49,20 +59,37 @@ class Running:
     process: "subprocess.Popen[bytes]"
     endpoint: Endpoint
     log: Path
+    patience_s: float = 15.0
+    longest: int = 1_000_000
 
     def tail(self) -> list[str]:
         """The lines of its log."""
         return self.log.read_text(encoding="utf-8", errors="replace").splitlines()
 
-    def ended(self, within_s: float = 15.0) -> ExitInfo:
+    def ended(self, within_s: float | None = None) -> ExitInfo:
         """Wait for its end."""
-        status = self.process.wait(within_s)
+        status = self.process.wait(self.patience_s if within_s is None else within_s)
         return ExitInfo(code=status if status >= 0 else None, signal=-status if status < 0 else None)
 
     def pss_bytes(self) -> int:
-        """Its proportional set size."""
-        text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text(encoding="ascii")
-        return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
+        """The proportional set size of it and of its children."""
+        return sum(
+            _pss_bytes(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit() and self._is_part(int(entry.name))
+        )
+
+    def _is_part(self, pid: int) -> bool:
+        try:
+            return os.getsid(pid) == self.process.pid
+        except OSError:
+            return False
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    except OSError:
+        return 0  # it has just ended
+    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +105,11 @@ class Variant:
     unknown_flag: ModelSpec | None = None
     estimate_factor: float = 2.0  # the most that an estimate may exceed what is measured
     knows_itself: bool = True  # can tell a stranger that answers 200 from itself
+    no_room: ModelSpec | None = None  # its first wake finds no memory, the next one does
+    forgetful: ModelSpec | None = None  # says something else after a wake from level 2
+    frees: bool = True  # a sleep gives its memory back
+    start_s: float = 20.0  # the longest that a start may take
+    longest: int = 1_000_000  # tokens that a stream may ask for
     env: Mapping[str, str] = field(default_factory=lambda: PATH)
 
     @contextmanager
@@ -89,7 +121,13 @@ class Variant:
         log = folder / f"engine-{port}.log"
         with log.open("ab") as out:
             process = subprocess.Popen(
-                line.argv, env={**self.env, **line.env}, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/", start_new_session=True
+                line.argv,
+                env={**self.env, **dict(spec.env), **line.env},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                cwd="/",
+                start_new_session=True,
             )
         endpoint = Endpoint(
             base_url=f"http://127.0.0.1:{port}",
@@ -99,7 +137,7 @@ class Variant:
             wake_paths=tuple((step.path, step.timeout_s) for step in spec.wake_steps),
         )
         try:
-            yield Running(process, endpoint, log)
+            yield Running(process, endpoint, log, patience_s=max(15.0, self.start_s), longest=self.longest)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -116,6 +154,67 @@ def fake_variant() -> Variant:
         embedder=spec,
         endless=fake_spec(NAME, ENDLESS),
         unknown_flag=replace(spec, args=(*spec.args, "--no-such-flag")),
+        no_room=fake_spec(NAME, replace(FAKE, behaviour=replace(FAKE.behaviour, wake_errors=1))),
+    )
+
+
+def fake_vllm_variant(model: Path) -> Variant:
+    """The fake vLLM with the real one's adapter."""
+
+    def spec_for(knobs: VllmKnobs, *args: str) -> ModelSpec:
+        return ModelSpec(
+            name=NAME,
+            engine="vllm",
+            engine_command=COMMAND,
+            model=str(model),
+            args=args,
+            env=tuple(knobs.env().items()),
+            footprint=DeclaredFootprint(weights_bytes=24 * MIB, overhead_bytes=40 * MIB, kv_min_bytes=8 * MIB, kv_max_bytes=8 * MIB),
+        )
+
+    quick = VllmKnobs(speech=Speech(token_s=0.001))
+    spec = spec_for(quick)
+    return Variant(
+        name="fake vllm",
+        engine=Vllm(),
+        spec=spec,
+        embedder=spec_for(quick, "--runner", "pooling"),
+        endless=spec_for(VllmKnobs(speech=Speech(token_s=0.005))),
+        missing_model=replace(spec, model=str(model.with_name("missing"))),
+        unknown_flag=replace(spec, args=("--no-such-flag",)),
+        no_room=spec_for(replace(quick, behaviour=replace(HEALTHY, wake_errors=1))),
+        forgetful=spec_for(replace(quick, behaviour=replace(HEALTHY, garbage_levels=(2,)))),
+        estimate_factor=3.0,
+    )
+
+
+def real_vllm_variant(program: str, model: Path) -> Variant:
+    """A real vLLM: on a card where there is one, else on the CPU, where a sleep frees nothing."""
+    on_cpu = not Path("/dev/nvidiactl").exists()
+    plain = ("--max-model-len", str(CONTEXT), "--max-num-seqs", "8", "--enforce-eager", "--dtype", "bfloat16")
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    spec = ModelSpec(
+        name=NAME,
+        engine="vllm",
+        engine_command=(program,),
+        model=str(model),
+        args=plain,
+        env=tuple(offline.items()),
+        devices=DeviceWish(kind="cpu" if on_cpu else ""),
+    )
+    return Variant(
+        name="real vllm",
+        engine=Vllm(),
+        spec=spec,
+        embedder=replace(spec, args=(*plain, "--runner", "pooling", "--convert", "embed")),
+        endless=spec,
+        missing_model=replace(spec, model=str(model.with_name("missing"))),
+        unknown_flag=replace(spec, args=(*plain, "--no-such-flag")),
+        estimate_factor=3.0,
+        frees=not on_cpu,
+        start_s=300.0,
+        longest=CONTEXT - 16,
+        env={**PATH, "HOME": os.environ.get("HOME", "/")},
     )
 
 
@@ -171,6 +270,18 @@ def programs() -> dict[str, tuple[str, ...]]:
     return found
 
 
+def do(work: Coroutine[Any, Any, T]) -> T:
+    """Run a call of an adapter."""
+    return asyncio.run(work)
+
+
+def ask(running: Running, path: str, **body: object) -> Reply:
+    """A request that has to be answered 200."""
+    reply = do(post(running.endpoint.base_url, path, {"model": running.endpoint.served_model, **body}, timeout_s=30))
+    assert reply.status == 200, reply.text()
+    return reply
+
+
 def wait_until(what: str, holds: Callable[[], bool], within_s: float = 20.0) -> None:
     """Poll a condition of another process; the time limit only ends a failing test."""
     deadline_s = time.monotonic() + within_s
@@ -183,7 +294,8 @@ class Stream:
     """A streaming completion that stays open until it is closed or the engine ends it."""
 
     def __init__(self, running: Running) -> None:
-        body = {"model": running.endpoint.served_model, "prompt": "a", "stream": True, "max_tokens": 1_000_000, "ignore_eos": True}
+        model, tokens = running.endpoint.served_model, running.longest
+        body = {"model": model, "prompt": "a", "stream": True, "max_tokens": tokens, "ignore_eos": True}
         payload = json.dumps(body).encode()
         port = int(running.endpoint.base_url.rpartition(":")[2])
         self._sock = socket.create_connection(("127.0.0.1", port), timeout=20)
