@@ -113,11 +113,14 @@ class Variant:
     env: Mapping[str, str] = field(default_factory=lambda: PATH)
 
     @contextmanager
-    def start(self, folder: Path, spec: ModelSpec | None = None, port: int | None = None) -> Iterator[Running]:
+    def start(
+        self, folder: Path, spec: ModelSpec | None = None, port: int | None = None, plan: LaunchPlan | None = None
+    ) -> Iterator[Running]:
         """Start an engine with the adapter's own command line; it is killed at the end whatever happens."""
         spec = spec or self.spec
-        port = port or free_port()
-        line = self.engine.command(spec, LaunchPlan(port=port, devices=(DEVICE,), device_index=(0,)))
+        plan = plan or LaunchPlan(port=port or free_port(), devices=(DEVICE,), device_index=(0,))
+        port = plan.port
+        line = self.engine.command(spec, plan)
         log = folder / f"engine-{port}.log"
         with log.open("ab") as out:
             process = subprocess.Popen(
