@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import signal
-import socket
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +10,12 @@ from typing import Any
 import pytest
 
 from adapters.engines.http import CallFailed
-from scheduler.domain.units import MIB
 from tests.conformance.variants import wait_until
-from tests.support.behaviour import NEVER, Behaviour
+from tests.support.behaviour import NEVER
 from tests.support.fake_adapter import requests_seen
 from tests.support.fake_knobs import Speech
-from tests.support.vllm_knobs import COMMAND, HEALTHY, VllmKnobs, knobs_from_env
-from tests.support.vllm_process import MODEL, NAME, VllmProcess, fake_vllm
+from tests.support.vllm_knobs import HEALTHY, VllmKnobs, knobs_from_env
+from tests.support.vllm_process import MODEL, NAME, Call, VllmProcess, fake_vllm, finish_of, run_to_end, stream
 
 SLEEPY = "--enable-sleep-mode"
 SLOW = Speech(tokens=1000, token_s=0.02)
@@ -36,75 +32,19 @@ def behaving(**changes: Any) -> VllmKnobs:
     return VllmKnobs(behaviour=replace(HEALTHY, **changes))
 
 
-class Call:
-    """A request whose answer is read piece by piece, while others are made."""
-
-    def __init__(self, running: VllmProcess, path: str, body: dict[str, object] | None = None) -> None:
-        payload = b"" if body is None else json.dumps(body).encode()
-        self.seen = b""
-        self._sock = socket.create_connection(("127.0.0.1", running.port), timeout=10)
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
-        self._sock.sendall(head.encode() + payload)
-
-    def until(self, text: bytes) -> "Call":
-        """Read on until it said this."""
-        while text not in self.seen:
-            data = self._sock.recv(65536)
-            assert data, self.seen
-            self.seen += data
-        return self
-
-    def rest(self) -> bytes:
-        """Everything to the end."""
-        try:
-            while data := self._sock.recv(65536):
-                self.seen += data
-        except ConnectionError:
-            pass
-        self._sock.close()
-        return self.seen
-
-    def is_silent(self) -> bool:
-        """Nothing came that was not read yet."""
-        self._sock.setblocking(False)
-        try:
-            return self._sock.recv(1, socket.MSG_PEEK) is None
-        except BlockingIOError:
-            return True
-        finally:
-            self._sock.settimeout(10)
-
-    def close(self) -> None:
-        """The client goes away."""
-        self._sock.close()
-
-
-def stream(running: VllmProcess, tokens: int = 1000, prompt: str = "a") -> Call:
-    return Call(running, "/v1/completions", {"model": NAME, "prompt": prompt, "stream": True, "max_tokens": tokens})
-
-
-def finish_of(answer: bytes) -> str:
-    """The last finish_reason that is told."""
-    return answer.rpartition(b'"finish_reason": ')[2].partition(b"}")[0].strip(b'" ').decode()
-
-
 # --- command line, start, end -----------------------------------------------------------------------------------------
 
 
-def run(*words: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*COMMAND, *words], env=env, capture_output=True, text=True, timeout=20, check=False)
-
-
 def test_flags_that_it_does_not_know_are_refused_as_argparse_does() -> None:
-    unknown = run("serve", MODEL, "--no-such-flag", "3")
+    unknown = run_to_end("serve", MODEL, "--no-such-flag", "3")
     assert (unknown.returncode, unknown.stderr.splitlines()[-1]) == (2, "vllm: error: unrecognized arguments: --no-such-flag 3")
-    wrong = run("serve", MODEL, "--port", "x")
+    wrong = run_to_end("serve", MODEL, "--port", "x")
     assert (wrong.returncode, wrong.stderr.splitlines()[-1]) == (2, "vllm serve: error: argument --port: invalid int value: 'x'")
-    assert run("--version").stdout == "0.33.0\n"
+    assert run_to_end("--version").stdout == "0.33.0\n"
 
 
 def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
-    ended = run("serve", str(tmp_path))
+    ended = run_to_end("serve", str(tmp_path))
     assert ended.returncode == 1
     assert f"Invalid repository ID or local directory specified: '{tmp_path}'" in ended.stderr
 
@@ -127,7 +67,7 @@ def test_the_port_is_refused_until_it_is_ready(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken(tmp_path: Path, live: VllmProcess) -> None:
-    ended = run("serve", MODEL, "--host", "127.0.0.1", "--port", str(live.port))
+    ended = run_to_end("serve", MODEL, "--host", "127.0.0.1", "--port", str(live.port))
     assert ended.returncode == 1
     assert "[Errno 98]" in ended.stderr
 
@@ -135,7 +75,7 @@ def test_a_port_that_is_taken(tmp_path: Path, live: VllmProcess) -> None:
 @pytest.mark.parametrize(("knobs", "words"), [({"code": "device_oom"}, "CUDA out of memory"), ({"code": "kv_too_small"}, "cache blocks")])
 def test_starts_that_fail_say_it_in_its_own_words(tmp_path: Path, knobs: dict[str, str], words: str) -> None:
     env = {"FAKE_VLLM_KNOBS": json.dumps({"behaviour": {"fails_always": {**knobs, "after_s": 0.0}}})}
-    ended = run("serve", MODEL, "--host", "127.0.0.1", "--port", "0", **env)
+    ended = run_to_end("serve", MODEL, "--host", "127.0.0.1", "--port", "0", **env)
     assert ended.returncode == 1
     assert words in ended.stderr
     assert "See root cause above" in ended.stderr
@@ -344,181 +284,3 @@ def test_requests_can_be_aborted_without_a_pause(talking: VllmProcess) -> None:
     assert talking.said("/abort_requests", {}) == {"status": "aborted", "aborted": 1}
     assert finish_of(inside.rest()) == "abort"
     assert talking.get("/is_paused").json() == {"is_paused": False}
-
-
-# --- other flags, other versions --------------------------------------------------------------------------------------
-
-
-def test_without_dev_mode_there_are_no_such_paths(tmp_path: Path) -> None:
-    with fake_vllm(tmp_path, SLEEPY, VLLM_SERVER_DEV_MODE="0") as running:
-        assert [running.post(path).status for path in ("/sleep", "/wake_up", "/pause", "/collective_rpc")] == [404] * 4
-        assert running.get("/is_sleeping").status == 404
-
-
-def test_a_key_guards_what_begins_with_v1(tmp_path: Path) -> None:
-    with fake_vllm(tmp_path, VLLM_API_KEY="secret") as running:
-        refused = running.get("/v1/models")
-        assert (refused.status, refused.json()) == (401, {"error": "Unauthorized"})
-        assert running.get("/is_sleeping").status == 200
-
-
-def test_without_sleep_mode_it_says_that_it_sleeps(tmp_path: Path) -> None:
-    with fake_vllm(tmp_path) as running:
-        before = running.complete()["text"]
-        assert running.said("/sleep?level=2") == {"status": "sleeping", "level": 2}
-        running.said("/wake_up")
-        assert running.complete()["text"] == before  # the weights were never gone
-
-
-def test_a_vllm_for_the_cpu_has_no_sleep_mode(tmp_path: Path) -> None:
-    ended = run("serve", MODEL, SLEEPY, CUDA_VISIBLE_DEVICES="")
-    assert ended.returncode == 1
-    assert "Sleep mode is not supported on current platform" in ended.stderr
-
-
-def test_an_embedder_answers_vectors_and_nothing_else(tmp_path: Path) -> None:
-    with fake_vllm(tmp_path, SLEEPY, "--runner", "pooling") as running:
-
-        def vectors() -> list[list[float]]:
-            data = running.said("/v1/embeddings", {"model": NAME, "input": ["a", "b"]})["data"]
-            return [each["embedding"] for each in data]
-
-        before = vectors()
-        assert before[0] != before[1]
-        assert vectors() == before
-        running.said("/sleep?level=2")
-        running.said("/wake_up")
-        assert vectors() != before
-        assert running.post("/v1/completions", {"model": NAME, "prompt": "a"}).status == 404
-
-
-def test_more_tokens_than_its_context_are_refused(tmp_path: Path) -> None:
-    with fake_vllm(tmp_path, "--max-model-len", "64") as running:
-        reply = running.post("/v1/completions", {"model": NAME, "prompt": "a", "max_tokens": 64})
-        assert (reply.status, reply.json()["error"]["type"]) == (400, "BadRequestError")
-        assert running.complete(max_tokens=8)["finish_reason"] == "length"
-
-
-def test_old_versions_answer_nothing(tmp_path: Path) -> None:
-    with fake_vllm(tmp_path, SLEEPY, knobs=VllmKnobs(engine_version="0.22.0", old_metric_names=True)) as running:
-        assert running.get("/version").json() == {"version": "0.22.0"}
-        for path in ("/sleep?level=1", "/wake_up", "/reset_prefix_cache"):
-            assert (running.post(path).status, running.post(path).body) == (200, b"")
-        assert running.post("/release_kv_cache_memory").status == 404
-        running.said("/pause")
-        call = Call(running, "/v1/completions", {"model": NAME, "prompt": "a"})
-        wait_until("it waits", lambda: running.get("/load").json() == {"server_load": 1})  # and is not refused
-        running.said("/resume")
-        assert call.rest().startswith(b"HTTP/1.1 200")
-        metrics = running.get("/metrics").text()
-        assert "vllm:gpu_cache_usage_perc" in metrics
-        assert "engine_sleep_state" not in metrics
-
-
-@pytest.mark.parametrize(("version", "path"), [("0.11.0", ""), ("0.22.0", "/wake_up?tags=weights")])
-def test_old_versions_die_of_requests_at_the_wrong_time(tmp_path: Path, version: str, path: str) -> None:
-    with fake_vllm(tmp_path, SLEEPY, knobs=VllmKnobs(engine_version=version)) as running:
-        running.post("/sleep?level=1")
-        if path:
-            running.post(path)
-        with pytest.raises(CallFailed):
-            running.post("/v1/completions", {"model": NAME, "prompt": "a"})
-        assert running.ended() == 1
-        assert "illegal memory access" in running.lines()
-
-
-# --- troubles ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_resumed_sleeper_dies_of_the_next_request(tmp_path: Path) -> None:
-    with fake_vllm(tmp_path, SLEEPY) as running:
-        running.said("/sleep")
-        running.said("/resume")
-        assert (running.get("/is_sleeping").json(), running.get("/is_paused").json()) == ({"is_sleeping": True}, {"is_paused": False})
-        with pytest.raises(CallFailed):
-            running.complete()
-        assert running.ended() == 1
-
-
-def test_the_first_generation_is_answered_500_and_then_it_ends(tmp_path: Path) -> None:
-    with fake_vllm(tmp_path, SLEEPY, knobs=behaving(first_generation_fails=True)) as running:
-        running.said("/sleep?level=2")
-        running.said("/wake_up")
-        assert running.get("/health").status == 200
-        reply = running.post("/v1/completions", {"model": NAME, "prompt": "a"})
-        assert (reply.status, reply.json()["error"]["type"]) == (500, "InternalServerError")
-        assert running.ended() == 1
-
-
-def test_wedged_after_a_wake(tmp_path: Path) -> None:
-    with fake_vllm(tmp_path, SLEEPY, knobs=behaving(wedged_after_wake=True)) as running:
-        assert running.complete()["text"]
-        running.said("/sleep")
-        running.said("/wake_up")
-        assert running.get("/health").status == 200
-        with pytest.raises(CallFailed) as caught:
-            running.post("/v1/completions", {"model": NAME, "prompt": "a"}, timeout_s=0.2)
-        assert caught.value.kind.value == "silent"
-
-
-@pytest.mark.parametrize(
-    ("args", "knobs", "words"),
-    [
-        (("--load-format", "runai_streamer"), HEALTHY, "Model reloading with `runai_streamer` format"),
-        ((), replace(HEALTHY, reload_error="size mismatch"), "size mismatch"),
-    ],
-)
-def test_a_reload_that_fails(tmp_path: Path, args: tuple[str, ...], knobs: Behaviour, words: str) -> None:
-    with fake_vllm(tmp_path, SLEEPY, *args, knobs=VllmKnobs(behaviour=knobs)) as running:
-        running.said("/sleep?level=2")
-        running.said("/wake_up?tags=weights")
-        reply = running.post("/collective_rpc", {"method": "reload_weights"})
-        assert (reply.status, reply.json()["error"]["message"]) == (500, f"Call to collective_rpc method failed: {words}")
-
-
-def test_wakes_that_fail_and_knobs_that_are_turned_while_it_runs(tmp_path: Path) -> None:
-    with fake_vllm(tmp_path, SLEEPY) as running:
-        running.turn(wake_errors=1000)
-        running.said("/sleep")
-        for _ in range(2):
-            reply = running.post("/wake_up")
-            assert reply.status == 500
-            assert reply.json()["error"]["message"].startswith("Call to wake_up method failed: CUDA Error: out of memory")
-            assert running.get("/is_sleeping").json() == {"is_sleeping": True}
-        running.turn(wake_errors=0)
-        assert running.said("/wake_up")["status"] == "awake"
-
-
-def test_three_wakes_at_once_are_all_answered(tmp_path: Path) -> None:
-    with fake_vllm(tmp_path, SLEEPY, knobs=behaving(wake_s=0.2)) as running:
-        running.said("/sleep")
-        calls = [Call(running, "/wake_up") for _ in range(3)]
-        assert [b'"status": "awake"' in call.rest() for call in calls] == [True] * 3
-
-
-def test_real_memory_is_given_back_where_there_are_no_cards(tmp_path: Path) -> None:
-    def resident(running: VllmProcess) -> int:
-        text = Path(f"/proc/{running.process.pid}/status").read_text(encoding="ascii")
-        return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("VmRSS:"))
-
-    with fake_vllm(tmp_path, SLEEPY, knobs=behaving(awake_bytes=64 * MIB, host_bytes={1: 10 * MIB})) as running:
-        awake = resident(running)
-        running.said("/sleep")
-        assert resident(running) < awake - 40 * MIB
-        running.said("/wake_up")
-        assert resident(running) > awake + 8 * MIB  # the copy on the host stays
-
-
-def test_it_dies_of_kill_and_its_workers_see_it(tmp_path: Path) -> None:
-    with fake_vllm(tmp_path) as running:
-        workers = running.workers()
-        running.process.send_signal(signal.SIGKILL)
-        assert running.ended() == -signal.SIGKILL
-        wait_until("its workers are gone", lambda: not any(alive(pid) for pid in workers))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

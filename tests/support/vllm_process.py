@@ -1,8 +1,10 @@
 """A fake vLLM for tests that talk to it directly, without an adapter."""
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -114,3 +116,61 @@ def fake_vllm(
 def _up_or_over(running: VllmProcess) -> bool:
     assert running.process.poll() is None, running.lines()
     return running.is_up()
+
+
+def run_to_end(*words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    """One that ends by itself."""
+    return subprocess.run([*COMMAND, *words], env=env, capture_output=True, text=True, timeout=20, check=False)
+
+
+class Call:
+    """A request whose answer is read piece by piece, while others are made."""
+
+    def __init__(self, running: VllmProcess, path: str, body: dict[str, object] | None = None) -> None:
+        payload = b"" if body is None else json.dumps(body).encode()
+        self.seen = b""
+        self._sock = socket.create_connection(("127.0.0.1", running.port), timeout=10)
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
+        self._sock.sendall(head.encode() + payload)
+
+    def until(self, text: bytes) -> "Call":
+        """Read on until it said this."""
+        while text not in self.seen:
+            data = self._sock.recv(65536)
+            assert data, self.seen
+            self.seen += data
+        return self
+
+    def rest(self) -> bytes:
+        """Everything to the end."""
+        try:
+            while data := self._sock.recv(65536):
+                self.seen += data
+        except ConnectionError:
+            pass
+        self._sock.close()
+        return self.seen
+
+    def is_silent(self) -> bool:
+        """Nothing came that was not read yet."""
+        self._sock.setblocking(False)
+        try:
+            return self._sock.recv(1, socket.MSG_PEEK) is None
+        except BlockingIOError:
+            return True
+        finally:
+            self._sock.settimeout(10)
+
+    def close(self) -> None:
+        """The client goes away."""
+        self._sock.close()
+
+
+def stream(running: VllmProcess, tokens: int = 1000, prompt: str = "a") -> Call:
+    """A completion as a stream."""
+    return Call(running, "/v1/completions", {"model": NAME, "prompt": prompt, "stream": True, "max_tokens": tokens})
+
+
+def finish_of(answer: bytes) -> str:
+    """The last finish_reason that is told."""
+    return answer.rpartition(b'"finish_reason": ')[2].partition(b"}")[0].strip(b'" ').decode()
