@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
-from scheduler.config.checks_model import COMMAND, NEEDS_MODEL, engine_type
+from scheduler.config.checks_model import COMMAND, LOADS_A_FILE, engine_type
 from scheduler.config.context import Context
 from scheduler.config.schema import DefaultsSection
 from scheduler.config.schema_model import ModelSection
-from scheduler.config.settings import DeclaredDevice, GatewaySettings, Limits, LogSettings, Settings
+from scheduler.config.settings import DeclaredDevice, DeviceOverride, GatewaySettings, Limits, LogSettings, Settings
 from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.model import DeclaredFootprint, DeviceWish, HttpStep, ModelClass, ModelSpec
 from scheduler.domain.placeholders import escape
@@ -43,6 +44,12 @@ def build_settings(context: Context) -> Settings:
         ),
         logs=LogSettings(size_bytes=config.logs.size, keep=config.logs.keep, total_bytes=config.logs.total),
         disk_min_free=config.disk.min_free,
+        discover=tuple(config.devices.discover),
+        headroom=config.devices.headroom,
+        overrides=MappingProxyType(
+            {DeviceId(name): DeviceOverride(use=own.use, headroom=own.headroom) for name, own in config.devices.override.items()}
+        ),
+        host_sleep_bytes=config.host.sleep_memory,
     )
 
 
@@ -156,7 +163,7 @@ def _program(context: Context, words: Sequence[str]) -> tuple[str, ...]:
 
 def _weights(context: Context, model: str, kind: str) -> str:
     """The key ``model``: a path from here becomes absolute. Elsewhere ``a/b`` may be an id, but not for GGUF engines."""
-    if model.startswith(("./", "../", "~/")) or (model and kind in NEEDS_MODEL):
+    if model.startswith(("./", "../", "~/")) or (model and kind in LOADS_A_FILE):
         return str(context.resolve(model))
     return model
 

@@ -7,20 +7,16 @@ from typing import NamedTuple
 
 from pydantic_core import PydanticCustomError
 
-from scheduler.config.context import Context, nearest
+from scheduler.config.context import Context
 from scheduler.config.settings import Listen
 from scheduler.config.values import listen
 from scheduler.config.walk import dotted
 from scheduler.config.yaml_data import Loc
 
-KINDS = ("nvidia", "amd", "rngd", "rbln", "cpu", "other")
-KINDS_NOW = ("cpu",)
 #: Engines of the specification that no adapter exists for yet.
-ENGINES_LATER = ("vllm", "sglang", "ollama", "furiosa", "rebellions", "attached")
+ENGINES_LATER = ("sglang", "ollama", "furiosa", "rebellions", "attached")
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
-_DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_MIN_DEVICE_BYTES = 1 << 20  # less is a forgotten unit
 
 
 def check_listen(context: Context) -> None:
@@ -72,74 +68,6 @@ def check_sections(context: Context) -> None:
     logs = context.config.logs
     if logs.total < logs.size and not context.checked.is_bad("logs"):
         context.report(("logs",), "bad_value", "logs.total is less than logs.size", "raise total or lower size", key=True)
-
-
-def check_devices(context: Context) -> None:
-    """Ids, kinds and sizes of declared devices, and that overrides name one of them."""
-    first: dict[str, int] = {}
-    for index, device in enumerate(context.config.devices.declared):
-        loc = ("devices", "declared", index)
-        for name in ("id", "kind", "memory"):
-            if getattr(device, name) is None and not context.given(*loc, name):
-                context.report(
-                    loc, "missing_key", f"a declared device needs {name}", "write for example {id: cpu0, kind: cpu, memory: 4GiB}"
-                )
-        if device.kind is not None:
-            _check_kind(context, (*loc, "kind"), device.kind)
-        if device.memory is not None and device.memory < _MIN_DEVICE_BYTES:
-            message = f"a device of {device.memory} bytes holds nothing"
-            context.report((*loc, "memory"), "bad_value", message, f"add a unit, for example {device.memory}GiB")
-        if device.id is not None:
-            _check_device_id(context, index, device.id, first)
-        _check_headroom(context, index)
-    for name in context.config.devices.override:
-        if name not in first and context.knows_devices():
-            context.report(("devices", "override", name), "unknown_device", f"no device {name!r}", nearest(name, first), key=True)
-
-
-def _check_device_id(context: Context, index: int, name: str, first: dict[str, int]) -> None:
-    loc = ("devices", "declared", index, "id")
-    if _DEVICE_ID.fullmatch(name) is None:
-        context.report(loc, "bad_name", f"{name!r} is not a device id", "use letters, digits, '.', '_' and '-', at most 63")
-    elif name in first:
-        line = context.document.line(("devices", "declared", first[name], "id"))
-        context.report(loc, "name_taken", f"device {name!r} was already declared on line {line}", "give it another id")
-    else:
-        first[name] = index
-
-
-def _check_kind(context: Context, loc: Loc, kind: str) -> None:
-    if kind not in KINDS:
-        context.report(loc, "bad_value", f"unknown kind of device {kind!r}", nearest(kind, KINDS))
-    elif kind not in KINDS_NOW:
-        context.report(loc, "not_supported_yet", f"devices of kind {kind} are not supported yet", "use kind: cpu for now")
-
-
-def _check_headroom(context: Context, index: int) -> None:
-    device = context.config.devices.declared[index]
-    override = context.config.devices.override.get(device.id or "")
-    own = override is not None and override.headroom is not None
-    headroom = override.headroom if override is not None and override.headroom is not None else context.config.devices.headroom
-    if device.memory is not None and headroom.of(device.memory) >= device.memory:
-        loc = ("devices", "override", device.id or "", "headroom") if own else ("devices", "headroom")
-        context.report(loc, "bad_value", f"the headroom leaves nothing of device {device.id} ({device.memory} bytes)", "lower it")
-
-
-def check_wish(context: Context, name: str) -> None:
-    """That a model's wish for devices can be met by what is declared."""
-    loc = ("models", name, "devices")
-    wish = context.config.models[name].devices
-    if wish.kind is not None:
-        _check_kind(context, (*loc, "kind"), wish.kind)
-    if wish.count > 1:
-        fix = "remove count; several devices for one model come with tensor parallel engines"
-        context.report((*loc, "count"), "not_supported_yet", f"{wish.count} devices for one model are not supported yet", fix)
-    declared = [device.id for device in context.config.devices.declared if device.id is not None]
-    for index, device in enumerate(wish.ids):
-        if device in wish.ids[:index]:
-            context.report((*loc, "ids", index), "bad_value", f"device {device!r} is listed twice", "remove one")
-        elif device not in declared and context.knows_devices():
-            context.report((*loc, "ids", index), "unknown_device", f"no device {device!r}", nearest(device, declared))
 
 
 def check_names(context: Context) -> None:

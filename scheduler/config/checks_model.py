@@ -10,7 +10,15 @@ from scheduler.config.yaml_data import Loc
 from scheduler.domain.placeholders import env_names, uses
 
 COMMAND = "command"  # the engine type whose program the operator writes
-NEEDS_MODEL = frozenset({"llamacpp"})
+#: Engines that cannot do without the key ``model`` -> what it may be.
+NEEDS_MODEL = {"llamacpp": "/path/to/weights.gguf", "vllm": "/path/to/folder, or the id of a model"}
+#: Engines whose model is always a file, so that every relative path is one.
+LOADS_A_FILE = frozenset({"llamacpp"})
+#: Engine -> (end of a file that it is given by mistake, what it wants, the engine that takes such a file).
+MISTAKEN = {
+    "vllm": (".gguf", "the folder of a model, with config.json and safetensors", "llamacpp"),
+    "llamacpp": (".safetensors", "a GGUF file", "vllm"),
+}
 
 
 def check_engines(context: Context) -> None:
@@ -88,14 +96,24 @@ def _check_program(context: Context, loc: Loc, model: ModelSection, kind: str) -
         fix = 'add command: [PROGRAM, ..., "${port}"]'
         context.report(loc, "missing_key", f"model {loc[-1]!r}: the engine {COMMAND} needs a command", fix, key=True)
     if kind in NEEDS_MODEL and model.model is None and not command and not unsure and not context.given(*loc, "model"):
-        fix = "add model: /path/to/weights.gguf"
+        fix = f"add model: {NEEDS_MODEL[kind]}"
         context.report(loc, "missing_key", f"model {loc[-1]!r}: the engine {kind} needs the key model", fix, key=True)
+    if model.model is not None and not command and not unsure:
+        _check_format(context, (*loc, "model"), model.model, kind)
     if command and not command[0].strip():
         context.report((*loc, "command"), "bad_value", "the first word of a command is the program; it is empty", "name the program")
     texts = [*command, *model.args, *(entry.args if entry is not None else ()), *model.env.values()]
     if command and not unsure and not context.checked.is_bad(*loc) and not any(uses(text, "port") for text in texts):
         message = f"model {loc[-1]!r}: nothing tells the program its port"
         context.report((*loc, "command"), "missing_port", message, "put ${port} into command, args or env")
+
+
+def _check_format(context: Context, loc: Loc, path: str, kind: str) -> None:
+    """That an engine is not given the files of another one; a command of the operator's own may take what it likes."""
+    end, wanted, other = MISTAKEN.get(kind, ("", "", ""))
+    if end and path.lower().endswith(end):
+        fix = f"write engine: {other}" if other in context.facts.known_engines else f"give it {wanted}"
+        context.report(loc, "bad_value", f"the engine {kind} takes {wanted}, not a file that ends in {end}", fix)
 
 
 def _check_flags(context: Context, loc: Loc, args: Sequence[str], kind: str) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from scheduler.config.build import build_devices, build_models, build_settings, default_state_dir
-from scheduler.config.checks import check_devices, check_listen, check_names, check_sections, check_wish
+from scheduler.config.checks import check_listen, check_names, check_sections
+from scheduler.config.checks_devices import check_devices, check_wish
 from scheduler.config.checks_model import check_engines, check_model
 from scheduler.config.context import Context, Facts
 from scheduler.config.envfile import read_env_file

@@ -11,19 +11,25 @@ def check_text(result: Loaded | ConfigInvalid) -> str:
     if isinstance(result, ConfigInvalid):
         return result.report()
     listen = ", ".join(str(address) for address in result.settings.listen)
-    models, devices = _count(len(result.models), "model"), _count(len(result.devices), "device")
-    return f"{result.path or 'no configuration file'}: ok, {models}, {devices}, listening on {listen}"
+    models, devices = _count(len(result.models), "model"), _count(len(result.devices), "declared device")
+    looked_for = f", looks for {' and '.join(result.settings.discover)}" if result.settings.discover else ""
+    return f"{result.path or 'no configuration file'}: ok, {models}, {devices}{looked_for}, listening on {listen}"
 
 
 def check_json(result: Loaded | ConfigInvalid) -> dict[str, Any]:
-    """The same as data: ``file``, ``ok``, ``models``, ``devices``, ``listen`` (null when not ok), ``problems``."""
+    """The same as data: ``file``, ``ok``, ``models``, ``devices``, ``discover``, ``listen`` (null when not ok), ``problems``.
+
+    ``devices`` are the declared ones, ``discover`` the kinds that are looked for at start.
+    """
     if isinstance(result, ConfigInvalid):
-        return {"file": str(result.path), "ok": False, "models": None, "devices": None, "listen": None, "problems": _problems(result)}
+        nothing = dict.fromkeys(("models", "devices", "discover", "listen"))
+        return {"file": str(result.path), "ok": False, **nothing, "problems": _problems(result)}
     return {
         "file": str(result.path) if result.path is not None else None,
         "ok": True,
         "models": list(result.models),
         "devices": [device.id for device in result.devices],
+        "discover": list(result.settings.discover),
         "listen": [str(address) for address in result.settings.listen],
         "problems": [],
     }

@@ -7,7 +7,7 @@ from pydantic import Field
 from scheduler.config.fields import Section, key
 from scheduler.config.schema_model import ModelSection
 from scheduler.config.settings import DEFAULT_PORT, Listen, Share
-from scheduler.config.values import Addresses, Argv, Auto, Duration, Name, Part, Positive, PositiveSize, Template, TimeZone
+from scheduler.config.values import Addresses, Argv, Auto, AutoSize, Duration, Name, Part, Positive, PositiveSize, Template, TimeZone
 from scheduler.domain.units import GIB, MIB
 
 
@@ -55,9 +55,28 @@ class OverrideSection(Section):
 class DevicesSection(Section):
     """``devices:``"""
 
+    discover: list[str] = key(
+        lambda: ["nvidia"],
+        "list of kinds",
+        "Kinds of device that are looked for at start; one that is not there is no error. `[]` = none. Only `nvidia` for now.",
+        shown="[nvidia]",
+    )
     declared: list[DeclaredSection] = key(list, "list of devices", "Devices that cannot be discovered, above all the CPU.")
     headroom: Part = key(Share(ratio=0.02), "percentage or size", "Part of every device that stays empty.", shown="2%")
-    override: dict[str, OverrideSection] = key(dict, "mapping by device id", "Settings of single devices.")
+    override: dict[str, OverrideSection] = key(
+        dict, "mapping by device id", "Settings of single devices, declared or discovered (`gpu0`, `gpu1m0`)."
+    )
+
+
+class HostSection(Section):
+    """``host:``"""
+
+    sleep_memory: AutoSize = key(
+        None,
+        "size or auto",
+        "Most host memory that level-1 sleepers keep weights in; the next one goes deeper. auto = half of what is available at start.",
+        shown="auto",
+    )
 
 
 class DiskSection(Section):
@@ -101,6 +120,7 @@ class ConfigSection(Section):
     gateway: GatewaySection = key(GatewaySection, "section", "The data plane.")
     engines: dict[str, EngineSection] = key(dict, "mapping by name", "Engines beside the built-in ones, or settings of those.")
     devices: DevicesSection = key(DevicesSection, "section", "Devices and what is kept free on them.")
+    host: HostSection = key(HostSection, "section", "Memory of the machine itself.")
     disk: DiskSection = key(DiskSection, "section", "Disk space.")
     logs: LogsSection = key(LogsSection, "section", "Logs of engines. Bodies of requests are never logged.")
     defaults: DefaultsSection = key(DefaultsSection, "section", "What a model gets that does not say.")

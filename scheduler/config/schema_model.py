@@ -41,9 +41,14 @@ class WishSection(Section):
     """``devices:`` of a model."""
 
     kind: str | None = key(None, "kind", "Kind of device to sit on. Default: what the engine runs on.")
-    count: Annotated[int, Field(ge=1)] = key(1, "number", "How many devices one instance spans; only 1 for now.", shown="1")
+    count: Annotated[int, Field(ge=1, le=64)] = key(
+        1,
+        "number",
+        "How many devices one instance spans, all or none of them; more than 1 for the engines `vllm` and `command`.",
+        shown="1",
+    )
     memory: MinimumSize = key(0, 'text ">=SIZE"', "Sit only on devices with at least this much memory.")
-    ids: list[str] = key(list, "list of ids", "Sit only on these devices. Default: any of the kind.")
+    ids: list[str] = key(list, "list of ids", "Sit only on these devices, declared or discovered. Default: any of the kind.")
 
 
 class FootprintSection(Section):
@@ -61,7 +66,9 @@ class ModelSection(Section):
 
     engine: Name | None = key(None, "name", "Required. A key of `engines`, or a built-in engine.")
     model: Name | None = key(
-        None, "path or id", "What the engine loads: a GGUF file, a folder, an id. Required by `llamacpp` unless `command` is set."
+        None,
+        "path or id",
+        "What the engine loads: a GGUF file (`llamacpp`), a folder or an id (`vllm`). Required by both unless `command` is set.",
     )
     aliases: list[str] = key(list, "list of names", "Further names that requests may use.")
     description: Text = key("", "text", "Shown by `hotseat models show`.")
@@ -83,7 +90,9 @@ class ModelSection(Section):
         FootprintSection, "section", "Bytes per device, as far as you know them. What is missing is estimated, then measured."
     )
     levels: list[Level] | None = key(
-        None, "list of 1, 2", "Sleep levels allowed besides stopped; `[]` = only stop. Default: what the adapter has proved."
+        None,
+        "list of 1, 2",
+        "Sleep levels allowed besides stopped; `[]` = only stop. Default: those of its engine that were seen to free memory.",
     )
     idle_sleep_after: Never = key(None, "duration or never", "Put it away after this long without a request.", shown="never")
     always_awake: Awake = key(

@@ -68,6 +68,17 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOverride:
+    """What the operator said about one device, declared or discovered. ``headroom`` None = as all others.
+
+    ``use`` False = watched, never scheduled.
+    """
+
+    use: bool = True
+    headroom: Share | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredDevice:
     """A device the operator declared. ``use`` False = watched, never scheduled. ``source`` = "file:PATH:LINE"."""
 
@@ -81,7 +92,10 @@ class DeclaredDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything but models and devices. ``timezone`` None = the host's."""
+    """Everything but models and declared devices. ``timezone`` None = the host's.
+
+    ``discover`` = kinds of device that are looked for; ``host_sleep_bytes`` None = half of what is available at start.
+    """
 
     state_dir: Path
     listen: tuple[Listen, ...] = (Listen("127.0.0.1", DEFAULT_PORT),)
@@ -91,6 +105,19 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     logs: LogSettings = field(default_factory=LogSettings)
     disk_min_free: Share = field(default_factory=lambda: Share(ratio=0.05))
+    discover: tuple[str, ...] = ("nvidia",)
+    headroom: Share = field(default_factory=lambda: Share(ratio=0.02))
+    overrides: Mapping[DeviceId, DeviceOverride] = field(default_factory=lambda: MappingProxyType({}))
+    host_sleep_bytes: int | None = None
+
+    def override_of(self, device: DeviceId) -> DeviceOverride:
+        """What was said about a device; nothing special when nothing was."""
+        return self.overrides.get(device, DeviceOverride())
+
+    def headroom_of(self, device: DeviceId, total_bytes: int) -> int:
+        """Bytes of a device of ``total_bytes`` that stay empty, all of it at most."""
+        own = self.override_of(device).headroom
+        return min(total_bytes, (self.headroom if own is None else own).of(total_bytes))
 
 
 class Origin(StrEnum):

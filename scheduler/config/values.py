@@ -107,6 +107,19 @@ def at_least(seconds: float, text: str) -> Callable[[object], float]:
     return read
 
 
+def size_or(word: str) -> Callable[[object], int | None]:
+    """A reader of a size or the word that stands for None."""
+
+    def read(value: object) -> int | None:
+        if value == word:
+            return None
+        if isinstance(value, str) and not value[:1].isdigit():
+            raise wrong(f"expected a size or {word}, found {found(value)}", f"write for example 64GiB, or {word}")
+        return size(value)
+
+    return read
+
+
 def duration_or(word: str) -> Callable[[object], float | None]:
     """A reader of a duration or the word that stands for None."""
 
@@ -239,6 +252,7 @@ def _awake(value: Any) -> bool:
 
 
 Size = Annotated[int, PlainValidator(size)]
+AutoSize = Annotated[int | None, PlainValidator(size_or("auto"))]
 PositiveSize = Annotated[int, PlainValidator(positive_size)]
 MinimumSize = Annotated[int, PlainValidator(minimum_size)]
 Duration = Annotated[float, PlainValidator(duration)]

@@ -9,12 +9,15 @@ from scheduler.config.problems import ConfigInvalid, Problem
 from scheduler.config.settings import Loaded
 from scheduler.config.source import Source
 
-OWNED = {"llamacpp": {"--port": "", "--host": "", "-m": "model", "--model": "model", "--cache-ram": "footprint.kv_max"}}
+OWNED = {
+    "llamacpp": {"--port": "", "--host": "", "-m": "model", "--model": "model", "--cache-ram": "footprint.kv_max"},
+    "vllm": {"--port": "", "--tensor-parallel-size": "devices.count", "--gpu-memory-utilization": "footprint"},
+}
 
 
 def facts(environ: Mapping[str, str] | None = None, euid: int = 1000) -> Facts:
-    """What the daemon would know: the two engines there are, some flags of llama.cpp."""
-    return Facts(owned_flags=OWNED, known_engines=("llamacpp", "command"), environ=environ or {}, home=Path("/home/u"), euid=euid)
+    """What the daemon would know: the engines there are, some flags of llama.cpp and vLLM."""
+    return Facts(owned_flags=OWNED, known_engines=("llamacpp", "command", "vllm"), environ=environ or {}, home=Path("/home/u"), euid=euid)
 
 
 def load_text(text: str, path: str = "/etc/hotseat/hotseat.yaml", environ: Mapping[str, str] | None = None, euid: int = 1000) -> Loaded:

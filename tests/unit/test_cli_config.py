@@ -39,7 +39,7 @@ def write(tmp_path: Path, text: str) -> str:
 def test_a_valid_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, GOOD)
     assert cli.main(["config", "check", path]) == 0
-    assert capsys.readouterr().out == f"{path}: ok, 1 model, 1 device, listening on 127.0.0.1:11999\n"
+    assert capsys.readouterr().out == f"{path}: ok, 1 model, 1 declared device, looks for nvidia, listening on 127.0.0.1:11999\n"
     assert cli.main(["config", "check", path, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["models"] == ["small"]
 

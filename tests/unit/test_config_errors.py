@@ -101,7 +101,14 @@ DEVICES: list[Case] = [
     ("devices: {declared: [{id: §a b, kind: cpu, memory: 4GiB}]}", "bad_name", "'a b' is not a device id", ""),
     ("devices: {declared: [{id: §0, kind: cpu, memory: 4GiB}]}", "wrong_type", "expected text", '"0"'),
     ("devices: {declared: [{id: a, kind: §gpu, memory: 4GiB}]}", "bad_value", "unknown kind of device 'gpu'", ""),
-    ("devices: {declared: [{id: a, kind: §nvidia, memory: 4GiB}]}", "not_supported_yet", "kind nvidia", "kind: cpu"),
+    (
+        "devices: {declared: [{id: a, kind: §nvidia, memory: 4GiB}]}",
+        "bad_value",
+        "nvidia are discovered, not declared",
+        "discover: [nvidia]",
+    ),
+    ("devices: {declared: [{id: a, kind: §rngd, memory: 4GiB}]}", "not_supported_yet", "kind rngd", "kind: cpu"),
+    ("devices: {declared: [{id: §gpu0, kind: cpu, memory: 4GiB}]}", "name_taken", "gpu0 is what a discovered card", "discover: []"),
     ("devices: {declared: [{id: a, kind: cpu, memory: §4}]}", "bad_value", "4 bytes", "4GiB"),
     ("devices: {declared: [{id: a, kind: cpu, memory: §4G}]}", "bad_value", "ambiguous", "4GiB"),
     (
@@ -116,8 +123,20 @@ DEVICES: list[Case] = [
     (CPU + "override: {§cpuO: {use: true}}}", "unknown_device", "no device 'cpuO'", "did you mean 'cpu0'?"),
     (CPU + "override: {cpu0: {use: §off}}}", "wrong_type", "expected true or false, found the text 'off'", "YAML 1.2"),
     (CPU + "override: {cpu0: {headroom: §8GiB}}}", "bad_value", "leaves nothing", ""),
-    ("devices: {override: {§gpu0: {}}}", "unknown_device", "no device 'gpu0'", "there is none"),
-    ("devices: {§discover: [nvidia]}", "not_supported_yet", "devices.discover", "devices.declared"),
+    ("devices: {discover: [], override: {§gpu0: {}}}", "unknown_device", "no device 'gpu0'", "there is none"),
+    ("devices: {override: {§gpu: {}}}", "unknown_device", "no device 'gpu'", "discovered cards are called gpu0"),
+    ("devices: {override: {§GPU0: {}}}", "unknown_device", "no device 'GPU0'", "discovered cards are called gpu0"),
+    ("devices: {override: {§gpu1m: {}}}", "unknown_device", "no device 'gpu1m'", "gpu0m0"),
+    (CPU + "override: {§cpu1: {}}}", "unknown_device", "no device 'cpu1'", "did you mean 'cpu0'?"),
+    (CPU + "override: {§card-A: {}}}", "unknown_device", "no device 'card-A'", "declared: cpu0; discovered cards"),
+    ("devices: {override: {gpu0: {§memory: 1GiB}}}", "unknown_key", "unknown key 'memory'", "known here: use, headroom"),
+    ("devices: {override: {gpu0: {headroom: §100%}}}", "bad_value", "leaves nothing", ""),
+    ("devices: {discover: §nvidia}", "wrong_type", "expected a list, found the text 'nvidia'", "[a, b]"),
+    ("devices: {discover: [§nvidea]}", "bad_value", "unknown kind of device 'nvidea'", "did you mean 'nvidia'?"),
+    ("devices: {discover: [nvidia, §rngd]}", "not_supported_yet", "devices of kind rngd", "discovered now: nvidia"),
+    ("devices: {discover: [§cpu]}", "bad_value", "kind cpu are not discovered", "devices.declared"),
+    ("devices: {discover: [nvidia, §nvidia]}", "bad_value", "nvidia is listed twice", ""),
+    ("devices: {discover: [§7]}", "wrong_type", "expected text", '"7"'),
     (
         "devices: {declared: [{id: a, kind: cpu, memory: 1GiB, §usage_command: [x]}]}",
         "not_supported_yet",
@@ -127,7 +146,7 @@ DEVICES: list[Case] = [
 ]
 
 ENGINES: list[Case] = [
-    ("engines: {§vllm: {}}", "not_supported_yet", "engine vllm is not supported yet", "command, llamacpp"),
+    ("engines: {§sglang: {}}", "not_supported_yet", "engine sglang is not supported yet", "command, llamacpp"),
     ("engines: {x: {type: §sglang}}", "not_supported_yet", "engine sglang", ""),
     ("engines: {x: {type: §lamacpp}}", "unknown_engine", "no engine 'lamacpp'", "llamacpp"),
     ("engines: {§x: {}}", "unknown_engine", "needs a type", "type: one of command, llamacpp"),
@@ -144,7 +163,25 @@ MODELS: list[Case] = [
     ("models: {§m: }", "missing_key", "has no engine", ""),
     ("models: {m: §5}", "wrong_type", "models.m: expected a mapping", ""),
     ("models: {m: {engine: §llamacp, model: /x}}", "unknown_engine", "no engine 'llamacp'", "did you mean 'llamacpp'?"),
-    ("models: {m: {engine: §vllm, model: /x}}", "not_supported_yet", "engine vllm", "available now"),
+    ("models: {m: {engine: §sglang, model: /x}}", "not_supported_yet", "engine sglang", "available now"),
+    ("models: {m: {engine: §attached, model: /x}}", "not_supported_yet", "engine attached", "available now"),
+    ("models: {§m: {engine: vllm}}", "missing_key", "the engine vllm needs the key model", "folder"),
+    ("models: {m: {engine: vllm, model: §/srv/q.GGUF}}", "bad_value", "not a file that ends in .gguf", "write engine: llamacpp"),
+    ("models: {m: {engine: llamacpp, model: §/srv/q.safetensors}}", "bad_value", "llamacpp takes a GGUF file", "write engine: vllm"),
+    ("models: {m: {engine: vllm, model: /x, args: [§--tensor-parallel-size=2]}}", "owned_flag", "is set by hotseat", "devices.count"),
+    (
+        "models: {m: {engine: llamacpp, model: /x, devices: {count: §2}}}",
+        "not_supported_yet",
+        "2 devices for one model of llamacpp",
+        "vllm",
+    ),
+    (
+        "models: {m: {engine: vllm, model: /x, devices: {count: §4, ids: [gpu0, gpu1]}}}",
+        "bad_value",
+        "count is 4, but ids names 2",
+        "lower count",
+    ),
+    ("models: {m: {engine: vllm, model: /x, devices: {ids: [gpu0, §gpuX]}}}", "unknown_device", "no device 'gpuX'", "gpu0, gpu1"),
     ("models: {m: {engine: §attached}}", "not_supported_yet", "engine attached", ""),
     ("models: {§m: {engine: llamacpp}}", "missing_key", "the engine llamacpp needs the key model", "weights.gguf"),
     ("models: {§m: {engine: command}}", "missing_key", "the engine command needs a command", "${port}"),
@@ -199,11 +236,12 @@ MODELS: list[Case] = [
     ("models: {m: {engine: llamacpp, model: /x, args: [a, §--cache-ram]}}", "owned_flag", "--cache-ram", "footprint.kv_max"),
     (MODEL + "devices: {kind: §gpu}}}", "bad_value", "unknown kind", ""),
     (MODEL + "devices: {kind: §rngd}}}", "not_supported_yet", "rngd", ""),
-    (MODEL + "devices: {count: §2}}}", "not_supported_yet", "2 devices for one model", "remove count"),
+    (MODEL + "devices: {count: §65}}}", "bad_value", "out of range", "at most 64"),
     (MODEL + "devices: {count: §0}}}", "bad_value", "out of range", ""),
     (MODEL + "devices: {memory: §40GiB}}}", "bad_value", "expected a minimum", 'write ">=40GiB"'),
     (MODEL + "devices: {memory: §'>=40G'}}}", "bad_value", "ambiguous", "40GiB"),
-    (MODEL + "devices: {ids: [§cpu0]}}}", "unknown_device", "no device 'cpu0'", "there is none"),
+    (MODEL + "devices: {ids: [§cpu0]}}}", "unknown_device", "no device 'cpu0'", "discovered cards are called"),
+    ("devices: {discover: []}\n" + MODEL + "devices: {ids: [§cpu0]}}}", "unknown_device", "no device 'cpu0'", "there is none"),
     (CPU + "}\n" + MODEL + "devices: {ids: [§cpu1]}}}", "unknown_device", "no device 'cpu1'", "'cpu0'"),
     (CPU + "}\n" + MODEL + "devices: {ids: [cpu0, §cpu0]}}}", "bad_value", "listed twice", ""),
     (MODEL + "footprint: {weights: §16G}}}", "bad_value", "ambiguous", ""),
@@ -235,7 +273,12 @@ LATER: list[Case] = [
     ("§auth: required", "not_supported_yet", "auth is not supported yet", "loopback"),
     ("§keys_file: /etc/k", "not_supported_yet", "keys_file", ""),
     ("§policy: lru", "not_supported_yet", "policy", "remove it"),
-    ("§host: {kv_memory: 1GiB}", "not_supported_yet", "host", ""),
+    ("host: {§kv_memory: 1GiB}", "not_supported_yet", "host.kv_memory", ""),
+    ("host: {§kv_disk: {path: /x}}", "not_supported_yet", "host.kv_disk", ""),
+    ("host: {sleep_memory: §half}", "bad_value", "expected a size or auto, found the text 'half'", "64GiB, or auto"),
+    ("host: {sleep_memory: §64G}", "bad_value", "ambiguous", "64GiB"),
+    ("host: {sleep_memory: §true}", "wrong_type", "expected a size, found the boolean true", ""),
+    ("host: {§sleep: 64GiB}", "unknown_key", "unknown key 'sleep' in host", "sleep_memory"),
     ("§notify: [{url: x}]", "not_supported_yet", "notify", ""),
     ("§jobs: {trickle: true}", "not_supported_yet", "jobs", ""),
     ("§allow_remote_commands: true", "not_supported_yet", "allow_remote_commands", ""),
@@ -269,7 +312,8 @@ def test_one_error_at_its_place(case: Case) -> None:
         "notify: []",
         "jobs: {}",
         "host:",
-        "devices: {discover: []}",
+        "host: {kv_memory: 0, kv_disk: {}}",
+        "devices: {discover: }",
         MODEL + "variants: [], replicas: 1, apart_from: [], slo: , kv: {}, filters: {}}}",
     ],
 )
@@ -344,7 +388,7 @@ def test_a_wrong_list_of_devices_does_not_make_its_users_wrong() -> None:
 
 
 def test_a_wrong_engine_does_not_make_its_models_wrong() -> None:
-    text = "engines: {vllm: {}, x: {type: 5}}\nmodels: {a: {engine: vllm}, b: {engine: x}}\n"
+    text = "engines: {sglang: {}, x: {type: 5}}\nmodels: {a: {engine: sglang}, b: {engine: x}}\n"
     assert [(problem.line, problem.code) for problem in problems_of(text)] == [(1, "not_supported_yet"), (1, "wrong_type")]
 
 

@@ -10,7 +10,7 @@ import pytest
 from scheduler.config.find import find_config
 from scheduler.config.load import check, load
 from scheduler.config.problems import ConfigInvalid
-from scheduler.config.settings import Listen, Loaded, Origin, Settings
+from scheduler.config.settings import DeviceOverride, Listen, Loaded, Origin, Settings
 from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.model import DeclaredFootprint, DeviceWish, HttpStep, ModelClass, ModelSpec
 from scheduler.domain.placeholders import expand
@@ -106,6 +106,52 @@ def test_devices(whole: Loaded, tmp_path: Path) -> None:
     assert (first.id, first.kind, first.memory_bytes, first.headroom_bytes, first.use) == ("cpu0", "cpu", 4 * GIB, GIB, True)
     assert (second.id, second.headroom_bytes, second.use) == ("cpu1", GIB // 10, False)
     assert first.source == f"file:{tmp_path}/hotseat.yaml:16"
+    assert whole.settings.override_of(DeviceId("cpu1")) == DeviceOverride(use=False)
+
+
+CARDS = """\
+devices:
+  headroom: 5%
+  override: {gpu1: {use: false}, gpu3: {headroom: 12GiB}, gpu0m1: {headroom: 0}}
+host: {sleep_memory: 64GiB}
+models:
+  big: {engine: vllm, model: Org/Big, devices: {kind: nvidia, count: 2, ids: [gpu0, gpu1, gpu2]}}
+  here: {engine: vllm, model: ./weights}
+  own: {engine: vllm, model: /srv/q.gguf, command: [serve, "${model}", "${port}"]}
+  split: {engine: command, command: [serve, "${devices}", "${port}"], devices: {count: 4}}
+"""
+
+
+def test_discovered_devices_are_known_by_their_form_only() -> None:
+    settings = load_text(CARDS).settings
+    assert settings.discover == ("nvidia",)
+    assert not settings.override_of(DeviceId("gpu1")).use
+    assert settings.override_of(DeviceId("gpu9")) == DeviceOverride(use=True, headroom=None)
+    assert settings.headroom_of(DeviceId("gpu3"), 80 * GIB) == 12 * GIB
+    assert settings.headroom_of(DeviceId("gpu3"), 8 * GIB) == 8 * GIB  # never more than there is
+    assert settings.headroom_of(DeviceId("gpu0m1"), 20 * GIB) == 0
+    assert settings.headroom_of(DeviceId("gpu1"), 100 * GIB) == 5 * GIB
+    assert load_text("devices: {discover: []}\n").settings.discover == ()
+
+
+def test_models_that_span_devices() -> None:
+    models = load_text(CARDS).models
+    ids = tuple(DeviceId(f"gpu{index}") for index in range(3))
+    assert models[ModelName("big")].devices == DeviceWish(kind="nvidia", count=2, ids=ids)
+    assert models[ModelName("split")].devices.count == 4
+
+
+def test_a_model_of_vllm_is_an_id_unless_it_begins_like_a_path() -> None:
+    models = load_text(CARDS).models
+    assert models[ModelName("big")].model == "Org/Big"
+    assert models[ModelName("here")].model == "/etc/hotseat/weights"
+    assert models[ModelName("own")].model == "/srv/q.gguf"  # a command of one's own may load what it likes
+
+
+@pytest.mark.parametrize(("text", "size"), [("auto", None), ("64GiB", 64 * GIB), ("0", 0)])
+def test_host_memory_for_sleepers(text: str, size: int | None) -> None:
+    assert load_text(f"host: {{sleep_memory: {text}}}\n").settings.host_sleep_bytes == size
+    assert load_text("").settings.host_sleep_bytes is None
 
 
 def test_a_model_that_says_little_gets_the_defaults(whole: Loaded, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_documented_defaults_are_the_real_ones() -> None:
             tree.setdefault(section, {})[name] = default
     lines = [f"{name}: {value}" for name, value in tree.pop("").items()]
     lines += [f"{section}: {{{', '.join(f'{name}: {value}' for name, value in keys.items())}}}" for section, keys in tree.items()]
-    assert len(tree) == 5
+    assert len(tree) == 6
     assert load_text("\n".join(lines)).settings == load_text("").settings
 
     model = {key.path.removeprefix("models.*."): shown_default(key.field) for key in all_keys() if key.path.startswith("models.*.")}

@@ -29,23 +29,24 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_one_line_when_all_is_well(good: Path) -> None:
     result = result_of(good)
-    assert check_text(result) == "hotseat.yaml: ok, 3 models, 1 device, listening on 127.0.0.1:11500"
+    assert check_text(result) == "hotseat.yaml: ok, 3 models, 1 declared device, looks for nvidia, listening on 127.0.0.1:11500"
     assert exit_code(result) == 0
     assert check_json(result) == {
         "file": "hotseat.yaml",
         "ok": True,
         "models": ["a", "b", "c"],
         "devices": ["cpu0"],
+        "discover": ["nvidia"],
         "listen": ["127.0.0.1:11500"],
         "problems": [],
     }
 
 
 def test_several_addresses_and_no_file(good: Path) -> None:
-    good.write_text('listen: [127.0.0.1:1, "[::1]:2"]\n')
-    assert check_text(result_of(good)) == "hotseat.yaml: ok, 0 models, 0 devices, listening on 127.0.0.1:1, [::1]:2"
+    good.write_text('listen: [127.0.0.1:1, "[::1]:2"]\ndevices: {discover: []}\n')
+    assert check_text(result_of(good)) == "hotseat.yaml: ok, 0 models, 0 declared devices, listening on 127.0.0.1:1, [::1]:2"
     nothing = load(None, owned_flags={}, known_engines=(), environ={})
-    assert check_text(nothing) == "no configuration file: ok, 0 models, 0 devices, listening on 127.0.0.1:11500"
+    assert check_text(nothing) == "no configuration file: ok, 0 models, 0 declared devices, looks for nvidia, listening on 127.0.0.1:11500"
     assert check_json(nothing)["file"] is None
 
 
@@ -57,7 +58,7 @@ def test_every_error_with_its_line_a_caret_and_a_fix(good: Path) -> None:
         "hotseat.yaml:1:1: unknown key 'polcy'\n"
         "    polcy: default\n"
         "    ^\n"
-        "  fix: known here: listen, state_dir, timezone, plan_interval, gateway, engines, devices, disk, logs, defaults, models\n"
+        "  fix: known here: listen, state_dir, timezone, plan_interval, gateway, engines, devices, host, disk, logs, defaults, models\n"
         "hotseat.yaml:3:3: model 'a': the engine llamacpp needs the key model\n"
         "      a:\n"
         "      ^\n"
@@ -74,7 +75,7 @@ def test_the_same_as_data(good: Path) -> None:
     good.write_text("models: 5\n")
     data = check_json(result_of(good))
     assert json.loads(json.dumps(data)) == data
-    assert (data["ok"], data["models"], data["devices"], data["listen"]) == (False, None, None, None)
+    assert (data["ok"], data["models"], data["devices"], data["discover"], data["listen"]) == (False, None, None, None, None)
     assert data["problems"] == [
         {
             "file": "hotseat.yaml",
