@@ -3,6 +3,7 @@
 from aiohttp import web
 
 from scheduler.api.access import AccessPolicy, guard
+from scheduler.api.devices import add_device_routes
 from scheduler.api.errors import problems
 from scheduler.api.events import add_event_routes
 from scheduler.api.models import add_model_routes
@@ -23,6 +24,7 @@ def mount_control(app: web.Application, plane: ControlPlane, policy: AccessPolic
     control[WAITING] = set()
     control.on_shutdown.append(cancel_waiting)
     add_model_routes(control.router)
+    add_device_routes(control.router)
     add_event_routes(control.router)
     control.router.add_get("/version", get_version)
     app.add_subapp(PREFIX, control)

@@ -1,7 +1,5 @@
 """/control/v1/status, models, models/{name}, its verbs, story and logs."""
 
-import base64
-import binascii
 from typing import Annotated, cast
 
 from aiohttp import web
@@ -10,11 +8,9 @@ from pydantic import ConfigDict, Field
 from scheduler.api.access import CALLER
 from scheduler.api.schemas import VERBS, Action, ModelStatus, Page, Schema, StoryEntry, Verb
 from scheduler.api.service import ActOptions, LogQuery
-from scheduler.api.wire import PLANE, body_of, integer, known_parameters, limit_of, name_of, reply, wait_of, waiting
-from scheduler.domain.errors import Invalid
+from scheduler.api.wire import PLANE, body_of, integer, known_parameters, limit_of, name_of, page_of, reply, wait_of, waiting
 
 MAX_LOG_LINES = 10_000
-_NO_CURSOR = "?after= is not one that this list gave out"
 
 
 class Options(Schema):
@@ -50,27 +46,8 @@ async def list_models(request: web.Request) -> web.Response:
     """GET models: in registry order; the cursor names the last model seen, so a reload in between skips none."""
     known_parameters(request, "limit", "after")
     models = (await request.app[PLANE].status()).models
-    start = _after(request.query.get("after"), [model.name for model in models])
-    page = models[start : start + limit_of(request)]
-    more = start + len(page) < len(models)
-    cursor = _cursor(page[-1].name) if more else None
-    return reply(Page[ModelStatus](items=page, has_more=more, after=cursor))
-
-
-def _cursor(name: str) -> str:
-    return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
-
-
-def _after(cursor: str | None, names: list[str]) -> int:
-    if cursor is None:
-        return 0
-    try:
-        name = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, UnicodeError, ValueError) as error:
-        raise Invalid(_NO_CURSOR, fix="start again without it") from error
-    if name not in names:
-        raise Invalid("the model where this list went on is gone", fix="start again without ?after=")
-    return names.index(name) + 1
+    start, stop, cursor = page_of(request, [model.name for model in models])
+    return reply(Page[ModelStatus](items=models[start:stop], has_more=cursor is not None, after=cursor))
 
 
 async def get_model(request: web.Request) -> web.Response:

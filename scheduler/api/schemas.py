@@ -48,15 +48,27 @@ class Degraded(Schema):
     fix: str = ""
 
 
-class DeviceStatus(Schema):
-    """One device. What was never sampled is null; ``instances`` are the ids seated there."""
+class Stranger(Schema):
+    """A process on a device that is not ours. ``used_bytes`` null = the driver does not say."""
+
+    pid: int
+    used_bytes: int | None = None
+    name: str | None = None
+
+
+class Device(Schema):
+    """One device, seat or not. What was never sampled is null; ``instances`` are the ids seated there.
+
+    ``estimated`` = some processes have no number of their own; ``source`` = where the memory numbers come from;
+    ``islands`` = groups of devices it is linked with, tightest first; ``facts`` for people: driver, modes, ...
+    """
 
     id: str
     index: int
     uuid: str | None = None
     kind: str
     name: str
-    total_bytes: int
+    total_bytes: int | None
     used_bytes: int | None = None
     free_bytes: int | None = None
     foreign_bytes: int | None = None
@@ -65,9 +77,24 @@ class DeviceStatus(Schema):
     headroom_bytes: int = 0
     utilization_ratio: float | None = None
     power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: list[str] = []
     health: str = "ok"
+    trouble: str | None = None
+    fix: str | None = None
     cordoned: bool = False
     sampled_at: Time | None = None
+    estimated: bool = False
+    source: str | None = None
+    parent: str | None = None
+    islands: list[str] = []
+    numa_node: int | None = None
+    pci: str | None = None
+    allocatable: bool = True
+    why_not: str | None = None
+    max_processes: int | None = None
+    facts: dict[str, str] = {}
+    strangers: list[Stranger] = []
     instances: list[str] = []
 
 
@@ -193,12 +220,45 @@ class Status(Schema):
     ready: bool
     interrupted: int = 0
     degraded: list[Degraded] = []
-    devices: list[DeviceStatus] = []
+    devices: list[Device] = []
     models: list[ModelStatus] = []
     host: HostMemory = HostMemory()
     disk: Disk = Disk()
     jobs: Jobs = Jobs()
     plan: Plan = Plan()
+
+
+# --- devices ---------------------------------------------------------------------------------------------------------
+
+
+class Seat(Schema):
+    """What one instance has reserved on a device, and what was measured of it there."""
+
+    instance: str
+    model: str
+    phase: str
+    level: int | None = None
+    claimed_bytes: int = 0
+    used_bytes: int | None = None
+
+
+class Link(Schema):
+    """Other devices of one island; ``kind`` = how they are linked."""
+
+    kind: Literal["nvlink", "pcie", "host"]
+    island: str
+    devices: list[str]
+
+
+class DeviceDetail(Device):
+    """GET devices/{id}: the status plus who holds what there, and what it is linked with.
+
+    ``margin_bytes`` is the distance to measured free memory that a growing model keeps.
+    """
+
+    margin_bytes: int
+    seats: list[Seat] = []
+    links: list[Link] = []
 
 
 # --- models, story, logs ---------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from scheduler.api.schemas import Action, Event, Logs, ModelDetail, Ready, Status, StoryEntry, Verb, VersionInfo
+from scheduler.api.schemas import Action, DeviceDetail, Event, Logs, ModelDetail, Ready, Status, StoryEntry, Verb, VersionInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class LogQuery:
 
 
 class ControlPlane(Protocol):
-    """All methods raise HotseatError: NotFound ``model_not_found`` (naming the nearest) / ``action_not_found``, Conflict for a
-    state that does not allow the verb, Temporary (with retry_after_s), Permanent. ``name`` may be an alias.
+    """All methods raise HotseatError: NotFound ``model_not_found``, ``device_not_found`` (naming the nearest), ``action_not_found``,
+    Conflict for a state that does not allow the verb, Temporary (with retry_after_s), Permanent. ``name`` may be an alias.
     Status, readiness and version come from memory: they must never wait for the store or an engine.
     """
 
@@ -36,6 +36,10 @@ class ControlPlane(Protocol):
 
     async def model(self, name: str) -> ModelDetail:
         """One model with its last starts (at most 10, newest first) and memory."""
+        ...
+
+    async def device(self, device_id: str) -> DeviceDetail:
+        """One device with who sits there and what it is linked with."""
         ...
 
     async def act(self, verb: Verb, name: str, options: ActOptions, principal: str) -> Action:

@@ -1,8 +1,10 @@
 """Small shared parts of the routes: the plane's key, query parameters, JSON answers, handlers that wait."""
 
 import asyncio
+import base64
+import binascii
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -48,6 +50,32 @@ def limit_of(request: web.Request, default: int = 100) -> int:
     value = integer(request, "limit", default, low=1)
     assert value is not None
     return value
+
+
+def page_of(request: web.Request, names: Sequence[str]) -> tuple[int, int, str | None]:
+    """Where ``?limit=`` and ``?after=`` cut a list of named things: (first, one after the last, cursor if there is more).
+
+    The cursor names the last one seen, so a change of the list in between skips none. Raises Invalid for a bad one.
+    """
+    start = _after(request.query.get("after"), names)
+    stop = min(len(names), start + limit_of(request))
+    return start, stop, _cursor(names[stop - 1]) if stop < len(names) else None
+
+
+def _cursor(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
+
+
+def _after(cursor: str | None, names: Sequence[str]) -> int:
+    if cursor is None:
+        return 0
+    try:
+        name = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError, ValueError) as error:
+        raise Invalid("?after= is not one that this list gave out", fix="start again without it") from error
+    if name not in names:
+        raise Invalid(f"the entry where this list went on is gone: {name[:128]}", fix="start again without ?after=")
+    return names.index(name) + 1
 
 
 def wait_of(request: web.Request) -> float:

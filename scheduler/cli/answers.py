@@ -12,6 +12,7 @@ ANYTHING: Shape = {}
 VERSION: Shape = {"version": str}
 STATUS: Shape = {"version": str, "ready": bool, "models": list, "devices": list}
 MODEL: Shape = {"name": str, "phase": str, "engine": str}
+DEVICE: Shape = {"id": str, "kind": str, "health": str}
 PAGE: Shape = {"items": list, "has_more": bool, "after": _TEXT_OR_NULL}
 LOG: Shape = {"lines": list, "offset": int, "launch": (int, type(None))}
 ACTION: Shape = {"id": str, "verb": str, "model": str, "state": str, "created_at": str}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from scheduler.cli.answers import ANYTHING, Shape, has_shape, is_problem
+from scheduler.cli.answers import ANYTHING, PAGE, Shape, has_shape, is_problem
 from scheduler.cli.failure import NOT_PERMITTED, USAGE, CliError, DaemonUnreachable, exit_of
 
 PREFIX = "/control/v1"
@@ -17,6 +17,7 @@ SYSTEM_STATE_DIR = "/var/lib/hotseat"
 DEFAULT_URL = "http://127.0.0.1:11500"
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 15.0
+PAGE_SIZE = 1000
 MAX_ANSWER_BYTES = 64 << 20
 
 
@@ -96,6 +97,15 @@ class Daemon:
     def get(self, path: str, shape: Shape = ANYTHING, *, wait_s: float = 0.0) -> Any:
         """GET ``path`` (below /control/v1) as JSON of ``shape``. Raises CliError; ``wait_s`` = how long the daemon may hold it."""
         return self._json("GET", PREFIX + path, None, shape, wait_s)
+
+    def pages(self, path: str) -> list[Any]:
+        """All entries of the list at ``path``. Raises CliError."""
+        page = self.get(f"{path}?limit={PAGE_SIZE}", PAGE)
+        items = list(page["items"])
+        while page["has_more"]:
+            page = self.get(f"{path}?limit={PAGE_SIZE}&after={quote(page['after'] or '')}", PAGE)
+            items += page["items"]
+        return items
 
     def post(self, path: str, body: Mapping[str, object], shape: Shape = ANYTHING, *, wait_s: float = 0.0) -> Any:
         """POST ``body`` to ``path`` (below /control/v1). Raises CliError; never sent twice."""
@@ -180,6 +190,11 @@ def _whole(response: http.client.HTTPResponse) -> bytes:
 def model_path(name: str, rest: str = "") -> str:
     """``/models/NAME`` + ``rest``; a slash in the name becomes %2F."""
     return f"/models/{quote(name, safe='')}{rest}"
+
+
+def device_path(device: str) -> str:
+    """``/devices/ID``; a slash in what was typed becomes %2F."""
+    return f"/devices/{quote(device, safe='')}"
 
 
 def host_name(target: Target | None) -> str:

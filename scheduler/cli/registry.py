@@ -28,6 +28,13 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("models ls", "list all models", _BASE + "models", ("hotseat models ls", "hotseat models ls --json")),
     Command("models show", "everything known about one model", _BASE + "models", ("hotseat models show qwen3-8b",)),
+    Command(
+        "devices ls",
+        "what there is to sit on, and who uses it",
+        _BASE + "devices",
+        ("hotseat devices", "hotseat devices --json | jq '.items[].free_bytes'"),
+    ),
+    Command("devices show", "one device: its memory line by line, links, modes, health", _BASE + "devices", ("hotseat devices show gpu0",)),
     Command("wake", "make a model ready to answer", _BASE + "actions", ("hotseat wake qwen3-8b", "hotseat wake qwen3-8b --no-wait")),
     Command("sleep", "put a model to sleep", _BASE + "actions", ("hotseat sleep qwen3-8b", "hotseat sleep qwen3-8b --level 1")),
     Command("stop", "end a model's process", _BASE + "actions", ("hotseat stop qwen3-8b", "hotseat stop qwen3-8b --now")),
@@ -47,9 +54,17 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 #: Other words for a command or a group.
-ALIASES: dict[str, str] = {"ps": "status", "start": "wake", "model": "models", "list": "models ls", "models list": "models ls"}
+ALIASES: dict[str, str] = {
+    "ps": "status",
+    "start": "wake",
+    "model": "models",
+    "list": "models ls",
+    "models list": "models ls",
+    "device": "devices",
+    "devices list": "devices ls",
+}
 #: What a group alone means.
-DEFAULTS: dict[str, str] = {"models": "models ls"}
+DEFAULTS: dict[str, str] = {"models": "models ls", "devices": "devices ls"}
 
 BY_NAME: dict[str, Command] = {command.name: command for command in COMMANDS}
 GROUPS: frozenset[str] = frozenset(name.split()[0] for name in BY_NAME if " " in name)

@@ -1,12 +1,14 @@
 """The control plane: what the control API asks, answered from the state, the store and the log files."""
 
 import asyncio
+import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler.api.schemas import (
     Action,
+    DeviceDetail,
     Event,
     Logs,
     Memory,
@@ -29,7 +31,7 @@ from scheduler.daemon.serving import can_serve
 from scheduler.daemon.status import StatusBuilder
 from scheduler.domain.claims import Footprint
 from scheduler.domain.errors import NotFound
-from scheduler.domain.ids import ModelName, instance_id
+from scheduler.domain.ids import DeviceId, ModelName, instance_id
 from scheduler.domain.instance import Transition
 from scheduler.domain.launch import LaunchEnd, LaunchRecord
 from scheduler.domain.reasons import Code
@@ -104,6 +106,15 @@ class DaemonPlane:
             log_line=self._log_line(model, launches) or None,
         )
 
+    async def device(self, device_id: str) -> DeviceDetail:
+        """One device with who sits there and what it is linked with."""
+        devices, clock = self._state.devices, self._kernel.parts.clock
+        if device_id in devices:
+            return self._status.device(DeviceId(device_id), clock.monotonic(), clock.wall())
+        near = difflib.get_close_matches(device_id, devices, n=1)
+        fix = f"did you mean {near[0]}?" if near else "hotseat devices lists what there is"
+        raise NotFound(f"there is no device {device_id!r}", code="device_not_found", fix=fix)
+
     def _memory(self, model: ModelName) -> Memory:
         facts = self._state.facts_of(model)
         footprint: Footprint = facts.footprint
@@ -162,7 +173,7 @@ class DaemonPlane:
         """Whether the control loop turns and chat can be served."""
         now = self._kernel.parts.clock.monotonic()
         alive = now - max(self._kernel.loop.turned_at_s, self._state.now_s) < STUCK_S
-        degraded = self._status.degraded()
+        degraded = self._status.degraded(now)
         return Ready(ready=alive and can_serve(self._state), alive=alive, degraded=degraded)
 
     async def version(self) -> VersionInfo:

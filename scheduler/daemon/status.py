@@ -7,7 +7,7 @@ from pathlib import Path
 from scheduler.api.schemas import (
     Counters,
     Degraded,
-    DeviceStatus,
+    DeviceDetail,
     Disk,
     Failure,
     HostMemory,
@@ -18,8 +18,8 @@ from scheduler.api.schemas import (
     Step,
     Why,
 )
-from scheduler.domain.device import DeviceInfo, Health
-from scheduler.domain.ids import HoldId, InstanceId, ModelName, instance_id
+from scheduler.daemon.device_status import degraded_devices, device_detail, device_of
+from scheduler.domain.ids import DeviceId, HoldId, InstanceId, ModelName, instance_id
 from scheduler.domain.instance import Instance, Phase
 from scheduler.domain.lease import Hold
 from scheduler.domain.model import ModelSpec
@@ -53,25 +53,26 @@ class StatusBuilder:
             uptime_s=round(wall - self._started_wall, 3),
             ready=ready,
             interrupted=self.interrupted,
-            degraded=self.degraded(),
-            devices=[self._device(d) for d in self._state.devices.values()],
+            degraded=self.degraded(now_s),
+            devices=[device_of(self._state, d, now_s, self._since) for d in self._state.devices.values()],
             models=[self.model(name, now_s, wall) for name in self._state.models],
             host=HostMemory(sleep_bytes=self._state.host_claimed(), sleep_limit_bytes=self._state.host_limit_bytes, kv_bytes=0),
             disk=Disk(state_free_bytes=_free_bytes(self._state_dir)),
             plan=Plan(version=max((m.id for m in self._state.moves.values()), default=0), next=self._next_steps()),
         )
 
-    def degraded(self) -> list[Degraded]:
+    def degraded(self, now_s: float) -> list[Degraded]:
         """What does not work as it should."""
         found = [
             Degraded(code=key.partition(":")[0], subject=key.partition(":")[2], since=since, message=message, fix=fix)
             for key, (message, fix, since) in self._state.degraded.items()
         ]
-        for device in self._state.devices:
-            if self._state.fresh_sample(device) is None:
-                text = f"{device} was not measured lately: nothing grows there"
-                found.append(Degraded(code="device_stale", subject=device, message=text, fix="see `hotseat logs`"))
-        return found
+        return [*found, *degraded_devices(self._state, now_s, found)]
+
+    def device(self, device: DeviceId, now_s: float, wall: float) -> DeviceDetail:
+        """One device, which is there."""
+        self._now_s, self._wall = now_s, wall
+        return device_detail(self._state, self._state.devices[device], now_s, self._since)
 
     def model(self, name: ModelName, now_s: float, wall: float) -> ModelStatus:
         """One model."""
@@ -115,29 +116,6 @@ class StatusBuilder:
             return 0
         measured = self._state.measured_of(instance.id)
         return sum(measured.values()) if measured else None
-
-    def _device(self, info: DeviceInfo) -> DeviceStatus:
-        sample = self._state.samples.get(info.id)
-        fresh = self._state.fresh_sample(info.id)
-        return DeviceStatus(
-            id=info.id,
-            index=info.index,
-            uuid=info.uuid or None,
-            kind=info.kind,
-            name=info.name,
-            total_bytes=info.capacity_bytes,
-            used_bytes=sample.used_bytes if sample else None,
-            free_bytes=sample.free_bytes if sample else None,
-            foreign_bytes=sample.foreign_bytes if sample else None,
-            claimed_bytes=self._state.claimed_on(info.id),
-            reserved_bytes=info.reserved_bytes,
-            headroom_bytes=info.headroom_bytes,
-            utilization_ratio=sample.utilization_ratio if sample else None,
-            power_w=sample.power_w if sample else None,
-            health=(Health.OK if fresh else Health.STALE).value,
-            sampled_at=self._since(sample.started_at_s) if sample else None,
-            instances=[i.id for i in self._state.instances.values() if info.id in i.devices],
-        )
 
     def _instance(self, instance: Instance) -> InstanceStatus:
         supervisor = self._supervisors.get(instance.id)

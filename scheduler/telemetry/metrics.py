@@ -116,7 +116,7 @@ class Metrics:
     # --- devices and the daemon itself ---------------------------------------------------------------------------
 
     def device(
-        self, device: str, *, total_bytes: int, used_bytes: int | None, foreign_bytes: int | None, claimed_bytes: int, up: bool
+        self, device: str, *, total_bytes: int | None, used_bytes: int | None, foreign_bytes: int | None, claimed_bytes: int, up: bool
     ) -> None:
         """State of one device. None = not known: it has no sample then, for 0 would be a lie."""
         values = {"total": total_bytes, "used": used_bytes, "foreign": foreign_bytes, "claimed": claimed_bytes}

@@ -15,7 +15,7 @@ from scheduler.api.app import build_control_app, endpoints
 from scheduler.api.control_socket import bind_control_socket
 from scheduler.api.schemas import Action, ModelDetail, ModelStatus, Status, StoryEntry
 from scheduler.domain.errors import Permanent, Temporary
-from tests.support import worlds
+from tests.support import world_devices, worlds
 from tests.support.fake_plane import T0, FakePlane
 
 SLASHED = "Qwen/Qwen3-8B:Q4@v1+x"
@@ -337,8 +337,36 @@ async def test_shutdown_does_not_wait_for_those_who_only_wait(served: Served) ->
     assert all(isinstance(result, aiohttp.ClientError) for result in results)
 
 
+async def test_devices_in_pages(served: Served) -> None:
+    served.plane.base = served.plane.base.model_copy(update={"devices": world_devices.machine().devices})
+    status, page = await served.get("/control/v1/devices?limit=4")
+    assert (status, page["has_more"]) == (200, True)
+    _, rest = await served.get(f"/control/v1/devices?after={page['after']}")
+    assert [d["id"] for d in page["items"] + rest["items"]] == ["gpu0", "gpu1", "gpu2", "gpu2m0", "gpu3", "gpu4", "cpu0"]
+    assert (rest["has_more"], rest["after"]) == (False, None)
+    _, whole = await served.get("/control/v1/status")
+    assert whole["devices"] == page["items"] + rest["items"]
+    served.plane.base = served.plane.base.model_copy(update={"devices": []})
+    status, problem = await served.get(f"/control/v1/devices?after={page['after']}")
+    assert (status, problem["code"]) == (400, "invalid")
+    assert "gpu2m0" in problem["detail"]
+
+
+async def test_one_device(served: Served) -> None:
+    served.plane.base = served.plane.base.model_copy(update={"devices": world_devices.machine().devices})
+    status, device = await served.get("/control/v1/devices/gpu3")
+    assert (status, device["health"], device["used_bytes"], device["seats"]) == (200, "lost", None, [])
+    status, problem = await served.get("/control/v1/devices/gpu7")
+    assert (status, problem["code"]) == (404, "device_not_found")
+    for wrong in ("g" * 64, "a%00b"):
+        status, problem = await served.get(f"/control/v1/devices/{wrong}")
+        assert (status, problem["code"]) == (400, "invalid")
+    status, problem = await served.get("/control/v1/devices/gpu3?wait=1")
+    assert (status, problem["code"]) == (400, "invalid")
+
+
 def test_every_endpoint_is_listed(tmp_path: Path) -> None:
     found = endpoints(build_control_app(FakePlane(), local_policy([])))
     assert ("POST", "/control/v1/models/{name}/{verb}") in found
     assert ("GET", "/livez") in found
-    assert len(found) == len(set(found)) == 15
+    assert len(found) == len(set(found)) == 17

@@ -17,6 +17,8 @@ from scheduler.api.schemas import (
     Action,
     ActionError,
     Degraded,
+    Device,
+    DeviceDetail,
     Event,
     Logs,
     ModelDetail,
@@ -42,6 +44,7 @@ class FakePlane:
 
     def __init__(self, models: Sequence[ModelDetail] = (), *, version: str = "0.1.0", logs: Path | None = None) -> None:
         self.models = {model.name: model for model in models}
+        self.details: dict[str, DeviceDetail] = {}
         self.base = Status(version=version, uptime_s=3 * 86400.0, ready=True)
         self.logs_dir = logs
         self.launch = 1
@@ -110,6 +113,13 @@ class FakePlane:
 
     async def model(self, name: str) -> ModelDetail:
         return self._find(name)
+
+    async def device(self, device_id: str) -> DeviceDetail:
+        for device in self.base.devices:
+            if device.id == device_id:
+                facts = {key: getattr(device, key) for key in Device.model_fields}
+                return self.details.get(device_id) or DeviceDetail(**facts, margin_bytes=512 << 20)
+        raise NotFound(f"there is no device {device_id!r}", code="device_not_found", fix="hotseat devices lists what there is")
 
     async def act(self, verb: Verb, name: str, options: ActOptions, principal: str) -> Action:
         model = self._find(name)

@@ -3,7 +3,7 @@
 from scheduler.api.schemas import (
     Counters,
     Degraded,
-    DeviceStatus,
+    Device,
     Disk,
     Failure,
     HostMemory,
@@ -23,7 +23,7 @@ from tests.support.fake_plane import T0
 GIB = 1 << 30
 
 
-def cpu(index: int = 0, **update: object) -> DeviceStatus:
+def cpu(index: int = 0, **update: object) -> Device:
     facts: dict[str, object] = {
         "id": f"cpu{index}",
         "index": index,
@@ -37,10 +37,10 @@ def cpu(index: int = 0, **update: object) -> DeviceStatus:
         "utilization_ratio": 0.31,
         "sampled_at": T0 - 0.5,
     }
-    return DeviceStatus.model_validate({**facts, **update})
+    return Device.model_validate({**facts, **update})
 
 
-def gpu(index: int, **update: object) -> DeviceStatus:
+def gpu(index: int, **update: object) -> Device:
     facts: dict[str, object] = {
         "id": f"gpu{index}",
         "uuid": f"GPU-{index}",

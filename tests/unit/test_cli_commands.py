@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from scheduler.api.schemas import ActionError, Progress, StoryEntry, Why
+from scheduler.api.schemas import ActionError, Device, DeviceDetail, Progress, StoryEntry, Why
+from scheduler.cli import client
 from scheduler.cli import main as cli
 from scheduler.cli.answers import ANYTHING, Shape
 from scheduler.cli.client import Daemon
-from scheduler.cli.commands import actions, models
+from scheduler.cli.commands import actions
 from scheduler.cli.context import Context
 from scheduler.cli.failure import DaemonUnreachable
 from scheduler.domain.errors import Temporary
-from tests.support import worlds
+from tests.support import world_devices, worlds
 from tests.support.fake_plane import T0, FakePlane, PlaneServer
 
 SLASHED = "Qwen/Qwen3-8B:Q4"
@@ -90,8 +91,32 @@ def test_models_ls_and_show(server: PlaneServer, run: Run) -> None:
     assert json.loads(run("model", "show", "gemma-8k", "--json").out)["memory"]["source"] == "measured"
 
 
+def test_devices_and_one_of_them(server: PlaneServer, run: Run) -> None:
+    machine = world_devices.machine()
+    server.do(lambda plane: setattr(plane, "base", plane.base.model_copy(update={"devices": machine.devices})))
+    server.do(lambda plane: plane.details.update({"gpu0": world_devices.busy_card()}))
+    ran = run("devices")
+    assert (ran.code, ran.err) == (0, "")
+    assert [line.split()[0] for line in ran.out.splitlines() if line[0] not in "! "] == ["ID", *(device.id for device in machine.devices)]
+    assert run("devices", "ls").out == run("device").out == ran.out
+    listed = json.loads(run("devices", "--json").out)["items"]
+    assert [item["id"] for item in listed] == [device.id for device in machine.devices]
+    assert set(listed[0]) == set(Device.model_fields)
+    shown = json.loads(run("devices", "show", "gpu0", "--json").out)
+    assert set(shown) == set(DeviceDetail.model_fields)
+    assert "links       same NVLink island as gpu1, gpu2, gpu3" in run("devices", "show", "gpu0").out.splitlines()
+
+
+def test_a_device_that_is_not_there(server: PlaneServer, run: Run) -> None:
+    ran = run("devices", "show", "gpu/9")
+    assert (ran.code, ran.out) == (4, "")
+    assert ran.err == "hotseat: there is no device 'gpu/9'\nfix: hotseat devices lists what there is\n"
+    assert run("devices", "show", "g" * 64).code == 2
+    assert run("devices", "show").code == 2
+
+
 def test_a_listing_longer_than_a_page_is_whole(server: PlaneServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "PAGE_SIZE", 2)
+    monkeypatch.setattr(client, "PAGE_SIZE", 2)
     assert len(run("models", "ls").out.splitlines()) == 1 + 3
 
 
@@ -351,7 +376,21 @@ def http(status: str, body: bytes, length: int | None = None) -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
 
 
-EVERY_QUESTION = ["status", "status m", "models ls", "models show m", "story m", "logs", "logs m -f", "events", "events -f", "wake m"]
+EVERY_QUESTION = [
+    "status",
+    "status m",
+    "models ls",
+    "models show m",
+    "devices",
+    "devices show d",
+    "devices --json",
+    "story m",
+    "logs",
+    "logs m -f",
+    "events",
+    "events -f",
+    "wake m",
+]
 
 
 @pytest.mark.parametrize("words", EVERY_QUESTION)

@@ -21,6 +21,10 @@ from scheduler.cli.registry import ALIASES, BY_NAME, COMMANDS, GROUPS, Command
         ("start coder", "wake"),
         ("models", "models ls"),
         ("model ls", "models ls"),
+        ("devices", "devices ls"),
+        ("devices --json", "devices ls"),
+        ("device show gpu0", "devices show"),
+        ("devices list", "devices ls"),
         ("models list", "models ls"),
         ("list", "models ls"),
         ("list --json", "models ls"),
@@ -46,6 +50,7 @@ def test_commands_and_their_aliases(line: str, command: str) -> None:
         ("sotry", "did you mean 'story'"),
         ("modles ls", "did you mean 'models'"),
         ("models lst", "did you mean 'ls'"),
+        ("devices shwo gpu0", "did you mean 'show'"),
         ("config chekc x", "did you mean 'check'"),
         ("config", "one of: check"),
         ("xyzzy", "there is no command 'xyzzy'"),
@@ -100,7 +105,7 @@ def test_help_wins_over_missing_arguments() -> None:
 
 
 def test_groups_and_aliases_are_consistent() -> None:
-    assert frozenset({"models", "config"}) == GROUPS
+    assert frozenset({"models", "devices", "config"}) == GROUPS
     assert all(target in BY_NAME or target in GROUPS for target in ALIASES.values())
 
 

@@ -78,7 +78,11 @@ def test_every_endpoint_is_in_the_reference_and_no_other() -> None:
     [
         schemas.Status,
         schemas.Degraded,
-        schemas.DeviceStatus,
+        schemas.Device,
+        schemas.DeviceDetail,
+        schemas.Stranger,
+        schemas.Seat,
+        schemas.Link,
         schemas.ModelStatus,
         schemas.ModelDetail,
         schemas.InstanceStatus,

@@ -1,17 +1,13 @@
 """`hotseat models ls`, `hotseat models show MODEL`."""
 
 import argparse
-from typing import Any
-from urllib.parse import quote
 
-from scheduler.cli.answers import MODEL, PAGE
+from scheduler.cli.answers import MODEL
 from scheduler.cli.client import model_path
 from scheduler.cli.context import Context
 from scheduler.cli.failure import OK
 from scheduler.cli.render.card import render_model
 from scheduler.cli.render.lists import render_models
-
-PAGE_SIZE = 1000
 
 
 def arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -31,18 +27,9 @@ def run(context: Context) -> int:
         else:
             context.say(render_model(model, context.view()))
         return OK
-    models = _all(context)
+    models = context.daemon.pages("/models")
     if args.json:
         context.say_json({"items": models})
     else:
         context.say(render_models(models, context.view()))
     return OK
-
-
-def _all(context: Context) -> list[Any]:
-    page = context.daemon.get(f"/models?limit={PAGE_SIZE}", PAGE)
-    models = list(page["items"])
-    while page["has_more"]:
-        page = context.daemon.get(f"/models?limit={PAGE_SIZE}&after={quote(page['after'])}", PAGE)
-        models += page["items"]
-    return models

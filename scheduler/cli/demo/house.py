@@ -94,6 +94,7 @@ def make_house(folder: Path, model_file: Path) -> House:
         f"state_dir: {json.dumps(str(folder / 'state'))}",
         "gateway: {on_exit: stop}",
         "devices:",
+        "  discover: []",
         "  declared:",
         f"    - {{id: cpu0, kind: cpu, memory: {BUDGET_BYTES // MIB}MiB}}",
         "models:",

@@ -21,6 +21,8 @@ from scheduler.cli.render.facts import (
 from scheduler.cli.render.table import Cell, Column, table
 from scheduler.cli.render.text import clean, fit, join_wrapped, width, wrap
 
+SeatNames = dict[str, tuple[str, str | None]]
+
 DEVICE_COLUMNS = (
     Column("DEVICE", 6, give=1),
     Column("KIND", 5, give=2),
@@ -81,7 +83,17 @@ def _group(model: Json) -> str:
 
 def trouble(status: Json, view: View) -> list[str]:
     """``!`` lines: what is degraded, lost or failed. One that has a fix stands alone, with the fix below."""
-    items = [*_degraded(status, view), *_lost_devices(status), *_failed_models(status, view)]
+    return _told([*_degraded(status, view), *_lost_devices(status), *_failed_models(status, view)], view)
+
+
+def device_trouble(status: Json, view: View) -> list[str]:
+    """As :func:`trouble`, of devices only."""
+    ids = {device.get("id") for device in status.get("devices") or ()}
+    degraded = [item for item in status.get("degraded") or () if item.get("subject") in ids]
+    return _told([*_degraded({"degraded": degraded}, view), *_lost_devices(status)], view)
+
+
+def _told(items: Sequence[tuple[str, str]], view: View) -> list[str]:
     lines: list[str] = []
     packed: list[str] = []
     for text, fix in items:
@@ -112,7 +124,8 @@ def _lost_devices(status: Json) -> Iterable[tuple[str, str]]:
     told = {item.get("subject") for item in status.get("degraded") or ()}
     for device in status.get("devices") or ():
         if device.get("health", "ok") != "ok" and device.get("id") not in told:
-            yield clean(f"{device.get('id')} {device['health']}"), ""
+            why = f" ({device['trouble']})" if device.get("trouble") else ""
+            yield clean(f"{device.get('id')} {str(device['health']).replace('_', ' ')}{why}"), clean(device.get("fix") or "")
 
 
 def _failed_models(status: Json, view: View) -> Iterable[tuple[str, str]]:
@@ -130,35 +143,52 @@ def _failed_models(status: Json, view: View) -> Iterable[tuple[str, str]]:
 
 def devices(status: Json, view: View) -> list[str]:
     """The device table."""
-    phases = {i["id"]: (m["name"], i.get("phase")) for m in status.get("models") or () for i in m.get("instances") or ()}
-    rows = [_device_row(device, phases, view) for device in status["devices"]]
-    return table(DEVICE_COLUMNS, rows, view.columns)
+    names = seat_names(status)
+    return table(DEVICE_COLUMNS, [_device_row(device, names, view) for device in status["devices"]], view.columns)
 
 
-def _device_row(device: Json, phases: dict[str, tuple[str, str | None]], view: View) -> list[str | Cell]:
-    health = clean(device.get("health", "ok")) + ("+cordoned" if device.get("cordoned") else "")
+def _device_row(device: Json, names: SeatNames, view: View) -> list[str | Cell]:
     ratio, watts = device.get("utilization_ratio"), device.get("power_w")
     return [
         clean(device.get("id", "?")),
         _kind(device),
-        Cell(health, None if health == "ok" else view.style.bad),
+        health_cell(device, view),
         f"{gib(device.get('used_bytes'))}/{gib(device.get('total_bytes'))}",
         gib(device.get("foreign_bytes")),
         "-" if ratio is None else f"{ratio * 100:.0f}%",
         "-" if watts is None else f"{watts:.0f}",
-        _seated([phases.get(id_, (id_.rpartition("#")[0] or id_, None)) for id_ in device.get("instances") or ()]),
+        seated(device, names),
     ]
+
+
+def health_cell(device: Json, view: View) -> Cell:
+    """``ok``, or what is wrong, in red."""
+    health = clean(device.get("health", "ok")).replace("_", " ") + ("+cordoned" if device.get("cordoned") else "")
+    return Cell(health, None if health == "ok" else view.style.bad)
+
+
+def product(device: Json) -> str:
+    """The product's name without its maker's: ``A100-SXM4-80GB``."""
+    return " ".join(word for word in str(device.get("name") or "").split() if word not in ("NVIDIA", "Tesla", "GeForce", "Quadro"))
 
 
 def _kind(device: Json) -> str:
     """The product's short name for NVIDIA cards (``A100``), the kind of device for others."""
     if device.get("kind") != "nvidia":
         return clean(device.get("kind", "?"))
-    words = [word for word in str(device.get("name", "")).split() if word not in ("NVIDIA", "Tesla", "GeForce", "Quadro")]
-    return clean(fit(" ".join(words).partition("-")[0] or "nvidia", 12))
+    return clean(fit(product(device).partition("-")[0] or "nvidia", 12))
 
 
-def _seated(seats: Sequence[tuple[str, str | None]]) -> str:
+def seat_names(status: Json) -> SeatNames:
+    """Instance -> (its model, its phase)."""
+    return {i["id"]: (m["name"], i.get("phase")) for m in status.get("models") or () for i in m.get("instances") or ()}
+
+
+def seated(device: Json, names: SeatNames) -> str:
+    """Models that sit on a device, sleepers counted; why nobody can, where it is no seat and nobody does."""
+    seats = [names.get(id_, (id_.rpartition("#")[0] or id_, None)) for id_ in device.get("instances") or ()]
+    if not seats and device.get("allocatable") is False:
+        return clean(f"no seat: {device.get('why_not') or 'not allocatable'}")
     sitting = [name for name, phase in seats if phase != "asleep"]
     asleep = len(seats) - len(sitting)
     if not sitting:
