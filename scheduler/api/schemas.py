@@ -243,9 +243,9 @@ class Seat(Schema):
 
 
 class Link(Schema):
-    """Other devices of one island; ``kind`` = how they are linked."""
+    """Other devices of one island; ``kind`` = how they are linked: nvlink, pcie, numa, host."""
 
-    kind: Literal["nvlink", "pcie", "host"]
+    kind: str
     island: str
     devices: list[str]
 

@@ -1,16 +1,12 @@
 """Devices as the control API shows them."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
 
 from scheduler.api.schemas import Degraded, Device, DeviceDetail, Link, Seat, Stranger
 from scheduler.domain.device import GONE, DeviceInfo, DeviceSample, Health
 from scheduler.domain.ids import DeviceId, holder_of
 from scheduler.domain.units import human_seconds
 from scheduler.orchestrator.state import State
-
-#: What the levels of ``DeviceInfo.islands`` stand for, tightest first.
-LEVELS: tuple[Literal["nvlink", "pcie", "host"], ...] = ("nvlink", "pcie", "host")
 
 _SEE_LOG = "see `hotseat logs`"
 #: Health that a sample reported stays true when no further ones come.
@@ -94,11 +90,11 @@ def _seats(state: State, device: DeviceId) -> Iterator[Seat]:
 def links_of(state: State, info: DeviceInfo) -> Iterator[Link]:
     """The other devices of each island, each named once: where it is linked most tightly."""
     named: set[str] = {info.id}
-    for level, island in enumerate(info.islands[: len(LEVELS)]):
+    for level, island in enumerate(info.islands):
         others = [str(d.id) for d in state.devices.values() if d.islands[level : level + 1] == (island,) and d.id not in named]
         if others:
             named.update(others)
-            yield Link(kind=LEVELS[level], island=island, devices=others)
+            yield Link(kind=island.partition(":")[0], island=island, devices=others)
 
 
 def degraded_devices(state: State, now_s: float, said: Iterable[Degraded]) -> Iterator[Degraded]:

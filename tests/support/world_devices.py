@@ -5,8 +5,8 @@ from tests.support.fake_plane import T0
 from tests.support.worlds import cpu, gpu, model, world
 
 GIB = 1 << 30
-_MODES = {"driver": "570.86.15", "compute": "default", "persistence": "on", "MIG": "off", "compute capability": "8.0"}
-_ISLANDS = ["nvlink-1", "pcie-0", "host"]
+_MODES = {"driver": "570.86.15", "compute capability": "8.0", "compute mode": "default", "persistence": "on", "node": "/dev/nvidia0"}
+_ISLANDS = ["nvlink:0000:17:00.0", "pcie:0000:17:00.0", "numa:0000:17:00.0", "host"]
 
 
 def machine() -> Status:
@@ -30,11 +30,19 @@ def machine() -> Status:
             claimed_bytes=0,
             utilization_ratio=1.0,
             temperature_c=84.0,
-            throttle=["sw_thermal"],
+            throttle=["software thermal limit"],
             allocatable=False,
             why_not="devices.override says use: false",
         ),
-        gpu(2, claimed_bytes=0, used_bytes=0, foreign_bytes=0, utilization_ratio=None, allocatable=False, why_not="MIG is on"),
+        gpu(
+            2,
+            claimed_bytes=0,
+            used_bytes=0,
+            foreign_bytes=0,
+            utilization_ratio=None,
+            allocatable=False,
+            why_not="MIG is on: its instances are the devices",
+        ),
         gpu(
             0,
             id="gpu2m0",
@@ -98,11 +106,11 @@ def busy_card() -> DeviceDetail:
         estimated=True,
         facts=_MODES,
         max_processes=1,
-        throttle=["sw_power_cap"],
+        throttle=["power cap"],
         strangers=[Stranger(pid=4711, name="python"), Stranger(pid=812, used_bytes=int(0.4 * GIB), name="Xorg\x1b[2J"), Stranger(pid=9)],
         seats=seats,
         links=[
-            Link(kind="nvlink", island="nvlink-1", devices=["gpu1", "gpu2", "gpu3"]),
+            Link(kind="nvlink", island="nvlink:0000:17:00.0", devices=["gpu1", "gpu2", "gpu3"]),
             Link(kind="host", island="host", devices=["gpu4"]),
         ],
     )

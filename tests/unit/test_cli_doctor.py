@@ -10,8 +10,8 @@ import pytest
 
 from scheduler.cli import main as cli
 from scheduler.cli.doctor import installation
-from scheduler.cli.doctor.installation import check_engines, check_packages, check_python, check_sqlite
-from scheduler.cli.doctor.machine import check_limits, check_memory, check_state_dir, filesystem_of
+from scheduler.cli.doctor.installation import check_packages, check_python, check_sqlite
+from scheduler.cli.doctor.machine import check_limits, check_memory, check_shm, check_state_dir, filesystem_of
 from tests.support import worlds
 from tests.support.fake_plane import FakePlane, PlaneServer
 
@@ -36,6 +36,8 @@ def test_the_real_sqlite_is_asked() -> None:
     import sqlite3
 
     assert check_sqlite().text.startswith(sqlite3.sqlite_version)
+    finding = check_sqlite(needs={"STRICT tables": "CREATE TABLE t (x INTEGER) STRICT", "flying": "SELECT fly('now')"})
+    assert (finding.state, finding.text) == ("fail", f"{sqlite3.sqlite_version} of this Python cannot do: flying")
 
 
 def test_packages_are_ours_here() -> None:
@@ -64,17 +66,6 @@ def test_without_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(installation, "distribution", missing)
     assert check_packages()[0].state == "fail"
-
-
-def test_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    binary = tmp_path / "llama-server"
-    binary.touch(0o755)
-    assert check_engines(str(tmp_path)).text == f"llamacpp: {binary}"
-    binary.unlink()
-    monkeypatch.setattr("scheduler.cli.doctor.installation.importlib.util.find_spec", lambda name: None)
-    finding = check_engines(str(tmp_path))
-    assert finding.state == "warn"
-    assert "hotseat[llamacpp]" in finding.fix
 
 
 def mounts(tmp_path: Path, *lines: str) -> Path:
@@ -140,21 +131,71 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, total:
     assert finding.state == state
 
 
+def meminfo(root: Path, **kib: int) -> str:
+    (root / "meminfo").write_text("".join(f"{name}: {value} kB\n" for name, value in kib.items()))
+    return str(root)
+
+
+def limited(root: Path, limit: int, used: int) -> None:
+    """A memory control group (version 2) of this process, mounted in ``root``."""
+    (root / "self").mkdir()
+    group = root / "cgroup/box"
+    group.mkdir(parents=True)
+    (root / "self/mountinfo").write_text(f"30 1 0:26 / {root}/cgroup rw - cgroup2 cgroup2 rw\n")
+    (root / "self/cgroup").write_text("0::/box\n")
+    (group / "memory.max").write_text(f"{limit}\n")
+    (group / "memory.current").write_text(f"{used}\n")
+    (group / "memory.stat").write_text("inactive_file 0\nactive_file 0\n")
+
+
+KIB = 1024
+
+
 @pytest.mark.parametrize(("budget", "own", "state"), [(None, 0, "ok"), (3 * GIB, 0, "ok"), (5 * GIB, 0, "warn"), (5 * GIB, 2 * GIB, "ok")])
 def test_memory_against_the_declared_budgets(tmp_path: Path, budget: int | None, own: int, state: str) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text(f"MemTotal: 1 kB\nMemAvailable:   {4 * GIB // 1024} kB\n")
-    assert check_memory(budget, own, meminfo).state == state
+    proc = meminfo(tmp_path, MemTotal=8 * GIB // KIB, MemAvailable=4 * GIB // KIB)
+    memory, swap = check_memory(budget, own, proc)
+    assert (memory.name, memory.state) == ("memory", state)
+    assert memory.text.startswith("4.0 GiB available of 8.0 GiB")
+    assert (swap.state, swap.text) == ("ok", "none")
 
 
 def test_memory_without_the_number(tmp_path: Path) -> None:
-    assert check_memory(GIB, 0, tmp_path / "none").state == "warn"
+    assert [finding.state for finding in check_memory(GIB, 0, str(tmp_path))] == ["warn"]
+
+
+@pytest.mark.parametrize(("limit", "states"), [(6 * GIB, ["warn", "ok"]), (2 * GIB, ["warn", "ok", "warn"]), (99 * GIB, ["ok", "ok"])])
+def test_the_limit_of_a_control_group_counts(tmp_path: Path, limit: int, states: list[str]) -> None:
+    proc = meminfo(tmp_path, MemTotal=32 * GIB // KIB, MemAvailable=30 * GIB // KIB)
+    limited(tmp_path, limit, used=GIB)
+    found = check_memory(8 * GIB, 0, proc)
+    assert [finding.state for finding in found] == states
+    assert ("the limit of its control group; the machine has 32.0 GiB" in found[0].text) is (limit < 32 * GIB)
+
+
+@pytest.mark.parametrize(("free", "state", "text"), [(8, "ok", "0 MiB of 8.0 GiB in use"), (5, "warn", "3.0 GiB of 8.0 GiB in use")])
+def test_swap_in_use(tmp_path: Path, free: int, state: str, text: str) -> None:
+    sizes = {"MemTotal": 8 * GIB, "MemAvailable": 4 * GIB, "SwapTotal": 8 * GIB, "SwapFree": free * GIB}
+    _, swap = check_memory(None, 0, meminfo(tmp_path, **{name: value // KIB for name, value in sizes.items()}))
+    assert swap.state == state
+    assert swap.text.startswith(text)
+
+
+@pytest.mark.parametrize(("total", "state"), [(64 << 20, "warn"), (8 * GIB, "ok")])
+def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, state: str) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(total=total)
+    monkeypatch.setattr("scheduler.cli.doctor.machine.shutil.disk_usage", lambda path: usage)
+    assert check_shm(tmp_path).state == state
+
+
+def test_no_shared_memory(tmp_path: Path) -> None:
+    assert (check_shm(tmp_path / "none").state, "tmpfs" in check_shm(tmp_path / "none").fix) == ("warn", True)
 
 
 def test_limits() -> None:
-    assert [finding.state for finding in check_limits({"nofile": -1, "nproc": -1, "as": -1})] == ["ok"]
-    low = check_limits({"nofile": 1024, "nproc": 100, "as": GIB})
-    assert [finding.state for finding in low] == ["warn"] * 3
+    assert [finding.state for finding in check_limits({"nofile": -1, "nproc": -1, "memlock": -1, "as": -1})] == ["ok"]
+    low = check_limits({"nofile": 1024, "nproc": 100, "memlock": 65536, "as": GIB})
+    assert [finding.state for finding in low] == ["warn"] * 4
     assert "LimitNOFILE" in low[0].fix
     assert check_limits()
 
@@ -188,7 +229,20 @@ def doctor(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
 
 def test_without_a_daemon(machine_with_nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, found = doctor(capsys)
-    assert set(found) >= {"python", "sqlite", "packages", "engine", "config", "state dir", "disk", "memory", "limits", "daemon"}
+    assert set(found) >= {
+        "python",
+        "sqlite",
+        "packages",
+        "engine",
+        "config",
+        "state dir",
+        "disk",
+        "memory",
+        "swap",
+        "shm",
+        "limits",
+        "daemon",
+    }
     assert found["daemon"][0]["state"] == "warn"
     assert found["daemon"][0]["text"] == f"not running ({machine_with_nothing}/control.sock: no such file or directory)"
     assert found["daemon"][0]["fix"] == "hotseat serve"

@@ -28,7 +28,7 @@ def card(index: int, **update: object) -> DeviceInfo:
         capacity_bytes=140 * GIB,
         reserved_bytes=GIB,
         headroom_bytes=3 * GIB,
-        islands=("nvlink-a", f"root-{index // 2}", "host"),
+        islands=("nvlink:a", f"pcie:{index // 2}", "numa:0", "host"),
         pci=f"0000:{index:02x}:00.0",
         numa_node=0,
         facts=(("driver", "570.86.15"),),
@@ -115,7 +115,7 @@ def test_health_without_words_still_says_something() -> None:
 
 
 def test_the_detail_names_seats_and_each_link_once_where_it_is_tightest() -> None:
-    far = card(2, islands=("nvlink-b", "root-9", "host"))
+    far = card(2, islands=("nvlink:b", "pcie:9", "numa:1", "host"))
     world = state(card(0), card(1), far, samples=(sample(GPU0),))
     detail = device_detail(world, world.devices[GPU0], NOW, lambda at: at)
     assert [(s.instance, s.model, s.phase, s.claimed_bytes, s.used_bytes) for s in detail.seats] == [

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from scheduler.cli.client import SYSTEM_STATE_DIR, user_state_dir
 from scheduler.cli.context import Context
+from scheduler.cli.doctor.engines import check_engines
 from scheduler.cli.doctor.finding import Finding
-from scheduler.cli.doctor.installation import check_engines, check_packages, check_python, check_sqlite
-from scheduler.cli.doctor.machine import check_limits, check_memory, check_state_dir
+from scheduler.cli.doctor.installation import check_packages, check_python, check_sqlite
+from scheduler.cli.doctor.machine import check_limits, check_memory, check_shm, check_state_dir
 from scheduler.cli.doctor.running import check_config, check_daemon, cpu_budget
 from scheduler.cli.failure import FAILED, OK
 from scheduler.cli.render.facts import View
@@ -47,10 +48,11 @@ def examine(context: Context) -> list[Finding]:
         check_python(),
         check_sqlite(),
         *check_packages(),
-        check_engines(environ.get("PATH")),
+        *check_engines(environ.get("PATH"), config.engines),
         *config.findings,
         *check_state_dir(state_dir.expanduser().absolute()),
-        check_memory(total or config.cpu_bytes, own),
+        *check_memory(total or config.cpu_bytes, own),
+        check_shm(),
         *check_limits(),
         *running.findings,
     ]

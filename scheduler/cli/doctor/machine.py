@@ -1,4 +1,4 @@
-"""The machine: state directory, disk, memory, limits."""
+"""The machine: state directory, disk, memory, swap, shared memory, limits."""
 
 import os
 import resource
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scheduler.cli.doctor.finding import Finding, fail, ok, warn
 from scheduler.cli.render.facts import size
+from scheduler.daemon.machine_facts import host_memory
 
 NETWORK_FILESYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "fuse.sshfs", "fuse.glusterfs", "lustre"}
@@ -16,6 +17,10 @@ LEAST_FREE_BYTES = 1 << 30
 NEEDED_FREE_BYTES = 100 << 20
 LEAST_FILES = 4096
 LEAST_PROCESSES = 1024
+LEAST_LOCKED_BYTES = 8 << 20  # what systemd gives
+LEAST_SHM_BYTES = 1 << 30
+LEAST_GROUP_BYTES = 4 << 30
+SWAP_IN_USE_BYTES = 1 << 30
 MAX_SOCKET_PATH = 107
 
 
@@ -78,32 +83,72 @@ def _room(nearest: Path) -> Finding:
     return ok("disk", text)
 
 
-def check_memory(budget_bytes: int | None, own_bytes: int = 0, meminfo: Path = Path("/proc/meminfo")) -> Finding:
-    """Memory that is available now, with what our own engines hold, against the declared budgets of the CPU devices."""
-    available = available_bytes(meminfo)
-    if available is None:
-        return warn("memory", "/proc/meminfo does not tell MemAvailable")
+def check_memory(budget_bytes: int | None, own_bytes: int = 0, proc: str = "/proc") -> list[Finding]:
+    """Memory that is available now, with what our own engines hold, against the declared budgets of the CPU devices; the
+    limit of a control group; swap."""
+    found = host_memory(proc)
+    if found is None:
+        return [warn("memory", f"{proc}/meminfo does not tell MemTotal and MemAvailable")]
+    total, available = found
+    facts = _meminfo(proc)
+    text = f"{size(available)} available of {size(total)}"
+    if total < facts.get("MemTotal", total):
+        text += f", the limit of its control group; the machine has {size(facts['MemTotal'])}"
+    findings = [_budget(text, available, budget_bytes, own_bytes), _swap(facts)]
+    if facts.get("MemTotal", 0) > total and total < LEAST_GROUP_BYTES:
+        fix = "raise the memory limit of the container or unit: engines and their host copies live in it"
+        findings.append(warn("memory", f"the control group allows {size(total)} only", fix))
+    return findings
+
+
+def _budget(text: str, available: int, budget_bytes: int | None, own_bytes: int) -> Finding:
     if not budget_bytes:
-        return ok("memory", f"{size(available)} available; no device of kind cpu declared")
-    text = f"{size(available)} available" + (f" and {size(own_bytes)} in our engines" if own_bytes else "")
-    text += f", {size(budget_bytes)} declared for devices of kind cpu"
+        return ok("memory", f"{text}; no device of kind cpu declared")
+    text += f"; {size(own_bytes)} in our engines" if own_bytes else ""
+    text += f"; {size(budget_bytes)} declared for devices of kind cpu"
     if available + own_bytes < budget_bytes:
         return warn("memory", text, "declare less memory under devices.declared, or end other programs: models would not fit")
     return ok("memory", text)
 
 
-def available_bytes(meminfo: Path) -> int | None:
-    """MemAvailable; None when it cannot be read."""
+def _swap(facts: Mapping[str, int]) -> Finding:
+    """Swap that is in use may hold the weights of a sleeper: its wake then reads them from disk."""
+    total = facts.get("SwapTotal", 0)
+    used = total - facts.get("SwapFree", total)
+    if total == 0:
+        return ok("swap", "none")
+    text = f"{size(used)} of {size(total)} in use"
+    if used > SWAP_IN_USE_BYTES:
+        return warn(
+            "swap", f"{text}: weights of sleepers in it wake as slowly as from disk", "end other programs, or set host.sleep_memory lower"
+        )
+    return ok("swap", text)
+
+
+def _meminfo(proc: str) -> dict[str, int]:
+    """/proc/meminfo in bytes; empty when it cannot be read."""
     try:
-        lines = meminfo.read_text(encoding="ascii", errors="replace").splitlines()
+        lines = Path(proc, "meminfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return None
-    values = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(values[0]) * 1024 if values and values[0].isdigit() else None
+        return {}
+    pairs = [line.replace(":", " ").split() for line in lines]
+    return {pair[0]: int(pair[1]) * 1024 for pair in pairs if len(pair) >= 2 and pair[1].isdigit()}
+
+
+def check_shm(folder: Path = Path("/dev/shm")) -> Finding:
+    """Shared memory: an engine on several cards exchanges data through it; containers get 64 MiB unless told otherwise."""
+    try:
+        total = shutil.disk_usage(folder).total
+    except OSError as error:
+        return warn("shm", f"{folder}: {os.strerror(error.errno or 0)}", f"mount a tmpfs on {folder}")
+    if total < LEAST_SHM_BYTES:
+        text = f"{size(total)} in {folder}: an engine on several cards may fail to start (shm_small)"
+        return warn("shm", text, "run the container with --ipc=host or --shm-size=8g, or remount it larger")
+    return ok("shm", f"{size(total)} in {folder}")
 
 
 def check_limits(limits: Mapping[str, int] | None = None) -> list[Finding]:
-    """Open files, processes, address space. ``limits`` by name, -1 = none; default: this process's soft ones, and the
+    """Open files, processes, locked memory, address space. ``limits`` by name, -1 = none; default: this process's soft ones, and the
     hard one on open files, to which the daemon raises its own."""
     found = _limits() if limits is None else limits
     findings = []
@@ -113,13 +158,18 @@ def check_limits(limits: Mapping[str, int] | None = None) -> list[Finding]:
         findings.append(warn("limits", text, f"ulimit -Hn {LEAST_FILES * 4}, or LimitNOFILE= in the unit"))
     if 0 <= processes < LEAST_PROCESSES:
         findings.append(warn("limits", f"{processes} processes and threads allowed", "ulimit -u 4096, or LimitNPROC= in the unit"))
+    locked = found["memlock"]
+    if 0 <= locked < LEAST_LOCKED_BYTES:
+        text = f"{size(locked)} of locked memory allowed: transfers between cards and over the network may fail"
+        findings.append(warn("limits", text, "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit"))
     if space >= 0:
         findings.append(warn("limits", f"address space limited to {size(space)}: engines may fail to load", "ulimit -v unlimited"))
     words = {key: "unlimited" if value < 0 else str(value) for key, value in found.items()}
-    return findings or [ok("limits", f"{words['nofile']} open files, {words['nproc']} processes")]
+    lock = "unlimited" if locked < 0 else size(locked)
+    return findings or [ok("limits", f"{words['nofile']} open files, {words['nproc']} processes, {lock} locked memory")]
 
 
 def _limits() -> dict[str, int]:
-    kinds = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "as": resource.RLIMIT_AS}
+    kinds = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK, "as": resource.RLIMIT_AS}
     found = {name: resource.getrlimit(kind)[name == "nofile"] for name, kind in kinds.items()}
     return {name: -1 if limit == resource.RLIM_INFINITY else limit for name, limit in found.items()}

@@ -1,13 +1,17 @@
 """The configuration and the running daemon."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.cli.answers import STATUS, VERSION
 from scheduler.cli.client import Daemon
 from scheduler.cli.doctor.finding import Finding, fail, ok, warn
 from scheduler.cli.failure import CliError, DaemonUnreachable
+
+if TYPE_CHECKING:
+    from scheduler.domain.model import ModelSpec
 
 
 class Configured(NamedTuple):
@@ -16,6 +20,8 @@ class Configured(NamedTuple):
     findings: list[Finding]
     cpu_bytes: int = 0
     state_dir: Path | None = None
+    engines: Mapping[str, frozenset[str]] = MappingProxyType({})  # type -> programs that enabled models need; "" = what is found
+    discovers: bool = True  # NVIDIA cards are looked for
 
 
 def check_config(argument: str | None, environ: Mapping[str, str], euid: int, home: Path) -> Configured:
@@ -34,7 +40,20 @@ def check_config(argument: str | None, environ: Mapping[str, str], euid: int, ho
         return Configured([fail("config", text, f"hotseat config check {path}")])
     cpu = sum(device.memory_bytes for device in result.devices if device.kind == "cpu" and device.use)
     count = len(result.models)
-    return Configured([ok("config", f"{path}: {count} model{'' if count == 1 else 's'}")], cpu, result.settings.state_dir)
+    return Configured(
+        [ok("config", f"{path}: {count} model{'' if count == 1 else 's'}")],
+        cpu,
+        result.settings.state_dir,
+        _programs(spec for spec in result.models.values() if spec.enabled),
+        "nvidia" in result.settings.discover,
+    )
+
+
+def _programs(specs: "Iterable[ModelSpec]") -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for spec in specs:
+        found.setdefault(spec.engine, set()).add(next(iter(spec.command or spec.engine_command), ""))
+    return {engine: frozenset(programs) for engine, programs in found.items()}
 
 
 class Running(NamedTuple):

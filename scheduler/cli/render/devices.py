@@ -29,7 +29,7 @@ WIDE = 120  # columns at which names are whole
 LABEL = 12
 AMOUNT = 9  # "140.0 GiB"
 _INDENT = " " * LABEL
-_LINKS = {"nvlink": "same NVLink island as", "pcie": "same PCIe root as", "host": "same host as"}
+_LINKS = {"nvlink": "same NVLink island as", "pcie": "same PCIe root as", "numa": "same NUMA node as", "host": "same host as"}
 
 
 def render_devices(status: Json, view: View) -> list[str]:
