@@ -1,16 +1,18 @@
 """The composition root: the only place where adapters meet the scheduler."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from adapters.devices.cpu import CpuBudget, CpuDevices
+from adapters.devices.nvml import NvmlDevices
 from adapters.launchers.process import ProcessLauncher
 from adapters.registry import engines
 from scheduler.config.settings import Loaded, Settings
 from scheduler.daemon.clock import SystemClock
 from scheduler.daemon.environment import build_environment
 from scheduler.daemon.logfiles import read_lines
+from scheduler.daemon.machine_facts import host_memory
+from scheduler.daemon.overrides import Overridden
+from scheduler.domain.errors import Permanent
 from scheduler.orchestrator.kernel import Hooks, Kernel
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.state import Policy
@@ -64,12 +66,19 @@ def device_sources(loaded: Loaded, clock: SystemClock) -> list[DeviceSource]:
         for d in loaded.devices
         if d.kind == "cpu" and d.use
     ]
-    return [CpuDevices(budgets, clock)] if budgets else []
+    sources: list[DeviceSource] = [CpuDevices(budgets, clock)] if budgets else []
+    if "nvidia" in loaded.settings.discover:
+        sources.append(Overridden(NvmlDevices(clock, loaded.settings.headroom_of), loaded.settings))
+    return sources
 
 
-def host_limit_bytes() -> int:
-    """Host memory for level-1 copies: half of what is available at start."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 // 2
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+def host_limit_bytes(settings: Settings) -> int:
+    """Host memory for level-1 copies: what the operator says, else half of what is available now, within the limit of the
+    control group. Raises Permanent when the system does not tell."""
+    if settings.host_sleep_bytes is not None:
+        return settings.host_sleep_bytes
+    memory = host_memory()
+    if memory is None:
+        text = "/proc/meminfo does not tell how much memory is available"
+        raise Permanent(text, code="host_memory", fix="mount /proc, or write host: {sleep_memory: SIZE}")
+    return memory[1] // 2

@@ -21,6 +21,7 @@ from scheduler.daemon.clock import SystemClock
 from scheduler.daemon.engine_facts import engine_facts
 from scheduler.daemon.limits import raise_open_files
 from scheduler.daemon.server import DRAIN_S, Server
+from scheduler.domain.device import DeviceInfo
 from scheduler.domain.errors import HotseatError, Invalid
 from scheduler.domain.units import gib
 from scheduler.store.lock import StateLock
@@ -88,7 +89,7 @@ async def _run(loaded: Loaded) -> int:
     server = Server(loaded, SystemClock())
     try:
         await server.start()
-        sys.stdout.write(_hello(loaded, server.addresses) + "\n")
+        sys.stdout.write(hello(server.devices, list(loaded.models), server.addresses) + "\n")
         sys.stdout.flush()
         await stop.wait()
         keep = loaded.settings.gateway.on_exit == "keep"
@@ -99,12 +100,19 @@ async def _run(loaded: Loaded) -> int:
     return 0
 
 
-def _hello(loaded: Loaded, addresses: Sequence[str]) -> str:
-    devices, models = loaded.devices, loaded.models
-    total = sum(d.memory_bytes for d in devices)
-    many = "device" if len(devices) == 1 else "devices"
-    line = f"hotseat {VERSION}: {len(devices)} {many}, {gib(total)} GiB, {len(models)} models, {', '.join(addresses)}"
+def hello(devices: Sequence[DeviceInfo], models: Sequence[str], addresses: Sequence[str]) -> str:
+    """The first line: seats and their memory, models, addresses; then what to do next."""
+    seats = [device for device in devices if device.allocatable]
+    cards = sum(device.kind == "nvidia" for device in seats)
+    others = len(seats) - cards
+    counts = [f"{cards} GPU{'' if cards == 1 else 's'}"] if cards else []
+    counts += [f"{others} {'other ' if cards else ''}device{'' if others == 1 else 's'}"] if others or not cards else []
+    total = sum(device.capacity_bytes for device in seats)
+    many = f"{len(models)} model{'' if len(models) == 1 else 's'}"
+    line = f"hotseat {VERSION}: {' and '.join(counts)}, {gib(total)} GiB, {many}, {', '.join(addresses)}"
+    if not seats:
+        line += ". No seats: hotseat doctor says what this machine has"
     if not models:
         return line + ". Next: describe a model in hotseat.yaml (see examples/hotseat.yaml) and start again"
-    body = json.dumps({"model": next(iter(models)), "messages": [{"role": "user", "content": "hi"}]})
+    body = json.dumps({"model": models[0], "messages": [{"role": "user", "content": "hi"}]})
     return f"{line}\nTry: curl {addresses[0]}/v1/chat/completions -d '{body}'"

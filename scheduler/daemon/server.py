@@ -21,6 +21,7 @@ from scheduler.daemon.plane import DaemonPlane
 from scheduler.daemon.prometheus import Exposition
 from scheduler.daemon.self_check import SelfCheck
 from scheduler.daemon.status import StatusBuilder
+from scheduler.domain.device import DeviceInfo
 from scheduler.domain.errors import Conflict, Permanent, Temporary
 from scheduler.domain.ids import CauseId, ModelName, instance_id
 from scheduler.domain.reasons import Code
@@ -85,6 +86,11 @@ class Server:
             daemon_log=loaded.settings.state_dir / "daemon.log",
         )
 
+    @property
+    def devices(self) -> list[DeviceInfo]:
+        """Those that were found or declared, in order."""
+        return list(self._house.kernel.state.devices.values())
+
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def _finished(self, effect: FinishAction) -> None:
@@ -130,7 +136,7 @@ class Server:
         policy = local_policy([listen.host for listen in settings.listen])
         sockets.append(bind_control_socket(settings.state_dir / CONTROL_SOCKET, policy.group_gid))
         kernel = self._house.kernel
-        await kernel.start(self._loaded.models, host_limit_bytes())
+        await kernel.start(self._loaded.models, host_limit_bytes(settings))
         self._self_check.begin(kernel.state)
         await self._house.writer.submit(lambda conn: close_actions(conn, self._house.clock.wall(), LOST), "actions")
         app = web.Application(middlewares=[no_foreign_pages(policy)])

@@ -172,6 +172,19 @@ class RealDaemon:
         except TimeoutError:
             raise AssertionError(f"after {within_s:g} s still {found}\n{self.output()}") from None
 
+    async def until_device(self, device: str, **facts: object) -> dict[str, Any]:
+        """Wait until a device has these facts, which are looked at again and again."""
+        found: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(30.0):
+                while True:
+                    found = await self.get(f"/control/v1/devices/{device}")
+                    if all(found[name] == value for name, value in facts.items()):
+                        return found
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise AssertionError(f"after 30 s still {found}\n{self.output()}") from None
+
     def processes(self) -> Sequence[int]:
         """Every live process on this machine that was started by a daemon over this state directory, or below one."""
         mine = str(self.state_dir).encode()

@@ -9,12 +9,14 @@ from scheduler.cli.client import SYSTEM_STATE_DIR, user_state_dir
 from scheduler.cli.context import Context
 from scheduler.cli.doctor.engines import check_engines
 from scheduler.cli.doctor.finding import Finding
+from scheduler.cli.doctor.gpu import check_nvidia, look_at_host
 from scheduler.cli.doctor.installation import check_packages, check_python, check_sqlite
 from scheduler.cli.doctor.machine import check_limits, check_memory, check_shm, check_state_dir
 from scheduler.cli.doctor.running import check_config, check_daemon, cpu_budget
 from scheduler.cli.failure import FAILED, OK
 from scheduler.cli.render.facts import View
 from scheduler.cli.render.text import clean, wrap
+from scheduler.daemon.gpu_facts import nvidia_facts
 from scheduler.version import VERSION
 
 
@@ -48,6 +50,7 @@ def examine(context: Context) -> list[Finding]:
         check_python(),
         check_sqlite(),
         *check_packages(),
+        *check_nvidia(look_at_host(), nvidia_facts, discovers=config.discovers),
         *check_engines(environ.get("PATH"), config.engines),
         *config.findings,
         *check_state_dir(state_dir.expanduser().absolute()),
