@@ -60,14 +60,15 @@ class Device(Schema):
     """One device, seat or not. What was never sampled is null; ``instances`` are the ids seated there.
 
     ``estimated`` = some processes have no number of their own; ``source`` = where the memory numbers come from;
-    ``islands`` = groups of devices it is linked with, tightest first; ``facts`` for people: driver, modes, ...
+    ``islands`` = groups of devices it is linked with, tightest first; ``facts`` for people: driver, modes, ... Of one that
+    was there before and is missing now little more than its id is known.
     """
 
     id: str
-    index: int
+    index: int | None
     uuid: str | None = None
-    kind: str
-    name: str
+    kind: str | None
+    name: str | None
     total_bytes: int | None
     used_bytes: int | None = None
     free_bytes: int | None = None

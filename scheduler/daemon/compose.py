@@ -61,15 +61,16 @@ def policy_of(settings: Settings) -> Policy:
 
 def device_sources(loaded: Loaded, clock: SystemClock) -> list[DeviceSource]:
     """The families of devices of the configuration."""
+    settings = loaded.settings
     budgets = [
         CpuBudget(id=d.id, name="CPU", capacity_bytes=d.memory_bytes, headroom_bytes=d.headroom_bytes)
         for d in loaded.devices
-        if d.kind == "cpu" and d.use
+        if d.kind == "cpu"
     ]
-    sources: list[DeviceSource] = [CpuDevices(budgets, clock)] if budgets else []
-    if "nvidia" in loaded.settings.discover:
-        sources.append(Overridden(NvmlDevices(clock, loaded.settings.headroom_of), loaded.settings))
-    return sources
+    families: list[DeviceSource] = [CpuDevices(budgets, clock)] if budgets else []
+    if "nvidia" in settings.discover:
+        families.append(NvmlDevices(clock, settings.headroom_of))
+    return [Overridden(family, settings) for family in families]
 
 
 def host_limit_bytes(settings: Settings) -> int:

@@ -8,6 +8,8 @@ from scheduler.domain.ids import DeviceId, holder_of
 from scheduler.domain.units import human_seconds
 from scheduler.orchestrator.state import State
 
+MISSING = "device_missing:"  # what the state says is degraded, before the id
+
 _SEE_LOG = "see `hotseat logs`"
 #: Health that a sample reported stays true when no further ones come.
 _LASTING = GONE | {Health.DRIVER_MISMATCH}
@@ -62,6 +64,33 @@ def device_of(state: State, info: DeviceInfo, now_s: float, wall_at: Callable[[f
         strangers=[Stranger(pid=s.pid, used_bytes=s.used_bytes, name=s.name or None) for s in (sample.strangers if sample else ())],
         instances=[i.id for i in state.instances.values() if info.id in i.devices],
     )
+
+
+def missing_of(state: State) -> Iterator[Device]:
+    """Devices that were there before and are not now, of which nothing but what is said of them is left."""
+    for key, (message, fix, _) in state.degraded.items():
+        device = DeviceId(key.removeprefix(MISSING))
+        if key.startswith(MISSING) and device not in state.devices:
+            yield Device(
+                id=device,
+                index=None,
+                kind=None,
+                name=None,
+                total_bytes=None,
+                claimed_bytes=state.claimed_on(device),
+                health=Health.MISSING.value,
+                trouble=message,
+                fix=fix or None,
+                allocatable=False,
+                why_not="it is not there",
+                instances=[i.id for i in state.instances.values() if device in i.devices],
+            )
+
+
+def missing_detail(state: State, device: Device) -> DeviceDetail:
+    """Of one that is missing: who still has a claim there."""
+    facts = {name: getattr(device, name) for name in Device.model_fields}
+    return DeviceDetail(**facts, margin_bytes=0, seats=list(_seats(state, DeviceId(device.id))))
 
 
 def device_detail(state: State, info: DeviceInfo, now_s: float, wall_at: Callable[[float], float]) -> DeviceDetail:

@@ -31,7 +31,7 @@ from scheduler.daemon.serving import can_serve
 from scheduler.daemon.status import StatusBuilder
 from scheduler.domain.claims import Footprint
 from scheduler.domain.errors import NotFound
-from scheduler.domain.ids import DeviceId, ModelName, instance_id
+from scheduler.domain.ids import ModelName, instance_id
 from scheduler.domain.instance import Transition
 from scheduler.domain.launch import LaunchEnd, LaunchRecord
 from scheduler.domain.reasons import Code
@@ -108,10 +108,11 @@ class DaemonPlane:
 
     async def device(self, device_id: str) -> DeviceDetail:
         """One device with who sits there and what it is linked with."""
-        devices, clock = self._state.devices, self._kernel.parts.clock
-        if device_id in devices:
-            return self._status.device(DeviceId(device_id), clock.monotonic(), clock.wall())
-        near = difflib.get_close_matches(device_id, devices, n=1)
+        clock = self._kernel.parts.clock
+        found = self._status.device(device_id, clock.monotonic(), clock.wall())
+        if found is not None:
+            return found
+        near = difflib.get_close_matches(device_id, self._state.devices, n=1)
         fix = f"did you mean {near[0]}?" if near else "hotseat devices lists what there is"
         raise NotFound(f"there is no device {device_id!r}", code="device_not_found", fix=fix)
 

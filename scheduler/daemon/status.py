@@ -7,6 +7,7 @@ from pathlib import Path
 from scheduler.api.schemas import (
     Counters,
     Degraded,
+    Device,
     DeviceDetail,
     Disk,
     Failure,
@@ -18,7 +19,7 @@ from scheduler.api.schemas import (
     Step,
     Why,
 )
-from scheduler.daemon.device_status import degraded_devices, device_detail, device_of
+from scheduler.daemon.device_status import degraded_devices, device_detail, device_of, missing_detail, missing_of
 from scheduler.domain.ids import DeviceId, HoldId, InstanceId, ModelName, instance_id
 from scheduler.domain.instance import Instance, Phase
 from scheduler.domain.lease import Hold
@@ -54,7 +55,7 @@ class StatusBuilder:
             ready=ready,
             interrupted=self.interrupted,
             degraded=self.degraded(now_s),
-            devices=[device_of(self._state, d, now_s, self._since) for d in self._state.devices.values()],
+            devices=self._devices(now_s),
             models=[self.model(name, now_s, wall) for name in self._state.models],
             host=HostMemory(sleep_bytes=self._state.host_claimed(), sleep_limit_bytes=self._state.host_limit_bytes, kv_bytes=0),
             disk=Disk(state_free_bytes=_free_bytes(self._state_dir)),
@@ -69,10 +70,17 @@ class StatusBuilder:
         ]
         return [*found, *degraded_devices(self._state, now_s, found)]
 
-    def device(self, device: DeviceId, now_s: float, wall: float) -> DeviceDetail:
-        """One device, which is there."""
+    def _devices(self, now_s: float) -> list[Device]:
+        present = [device_of(self._state, info, now_s, self._since) for info in self._state.devices.values()]
+        return [*present, *missing_of(self._state)]
+
+    def device(self, device: str, now_s: float, wall: float) -> DeviceDetail | None:
+        """One device; None when there is none of this id, and none is missing."""
         self._now_s, self._wall = now_s, wall
-        return device_detail(self._state, self._state.devices[device], now_s, self._since)
+        info = self._state.devices.get(DeviceId(device))
+        if info is not None:
+            return device_detail(self._state, info, now_s, self._since)
+        return next((missing_detail(self._state, found) for found in missing_of(self._state) if found.id == device), None)
 
     def model(self, name: ModelName, now_s: float, wall: float) -> ModelStatus:
         """One model."""

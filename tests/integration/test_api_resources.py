@@ -342,7 +342,7 @@ async def test_devices_in_pages(served: Served) -> None:
     status, page = await served.get("/control/v1/devices?limit=4")
     assert (status, page["has_more"]) == (200, True)
     _, rest = await served.get(f"/control/v1/devices?after={page['after']}")
-    assert [d["id"] for d in page["items"] + rest["items"]] == ["gpu0", "gpu1", "gpu2", "gpu2m0", "gpu3", "gpu4", "cpu0"]
+    assert [d["id"] for d in page["items"] + rest["items"]] == ["gpu0", "gpu1", "gpu2", "gpu2m0", "gpu3", "gpu4", "cpu0", "gpu9"]
     assert (rest["has_more"], rest["after"]) == (False, None)
     _, whole = await served.get("/control/v1/status")
     assert whole["devices"] == page["items"] + rest["items"]

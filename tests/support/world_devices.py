@@ -10,7 +10,7 @@ _ISLANDS = ["nvlink:0000:17:00.0", "pcie:0000:17:00.0", "numa:0000:17:00.0", "ho
 
 
 def machine() -> Status:
-    """A seat, a card that is only watched, a MIG card and its instance, one that was lost, a stale one, and a CPU."""
+    """A seat, a card that is only watched, a MIG card and its instance, one that was lost, a stale one, a CPU, a missing one."""
     awake = model("qwen3-32b", "awake", on="gpu0", used_bytes=63 * GIB)
     sleepers = [model(f"small-{i}", "asleep", on="gpu0", level=1, used_bytes=GIB) for i in range(1, 4)]
     devices = [
@@ -66,10 +66,14 @@ def machine() -> Status:
             sampled_at=T0 - 42,
         ),
         cpu(),
+        missing(),
     ]
     degraded = [
         Degraded(
             code="device_lost", subject="gpu3", since=T0 - 3600, message="it fell off the bus (Xid 79)", fix="look at dmesg, then reboot"
+        ),
+        Degraded(
+            code="device_missing", subject="gpu9", since=T0 - 60, message="gpu9: was there before and is not now", fix="look at dmesg"
         ),
         Degraded(code="disk_low", subject="disk", since=T0 - 60, message="1 GiB free", fix="free some space"),
     ]
@@ -81,6 +85,22 @@ def lost() -> Device:
     nothing = dict.fromkeys(("used_bytes", "free_bytes", "foreign_bytes", "utilization_ratio", "power_w"))
     trouble = {"trouble": "it fell off the bus (Xid 79)", "fix": "look at dmesg, then reboot", "health": "lost"}
     return gpu(3, **nothing, **trouble, claimed_bytes=18 * GIB, instances=["coder#0"])
+
+
+def missing() -> Device:
+    """A card of yesterday, of which only the name is left."""
+    return Device(
+        id="gpu9",
+        index=None,
+        kind=None,
+        name=None,
+        total_bytes=None,
+        health="missing",
+        trouble="was there before and is not now",
+        fix="look at dmesg",
+        allocatable=False,
+        why_not="it is not there",
+    )
 
 
 def detail(device: Device, **update: object) -> DeviceDetail:

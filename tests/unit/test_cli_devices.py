@@ -1,10 +1,12 @@
 """Golden screens of `hotseat devices` and of a device's card, as in test_cli_render."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC
 
 import pytest
 
+from scheduler.api.schemas import DeviceDetail
 from scheduler.cli.render.devices import render_device, render_devices
 from scheduler.cli.render.facts import View
 from scheduler.cli.render.status import render_status
@@ -13,7 +15,11 @@ from tests.support import world_devices, worlds
 from tests.support.fake_plane import T0
 from tests.unit.test_cli_render import WAYS, as_json, compare
 
-CARDS = {"device_busy": world_devices.busy_card, "device_lost": world_devices.lost_card}
+CARDS: dict[str, Callable[[], DeviceDetail]] = {
+    "device_missing": lambda: world_devices.detail(world_devices.missing()),
+    "device_busy": world_devices.busy_card,
+    "device_lost": world_devices.lost_card,
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -46,6 +52,7 @@ def test_trouble_of_others_is_not_a_matter_of_devices() -> None:
     told = [line for line in lines if line[0] == "!"]
     assert told == [
         "! gpu3 lost 23:53 (it fell off the bus (Xid 79))",
+        "! gpu9 missing 00:52 (was there before and is not now)",
         "! gpu4 stale (was not measured for 42 s: nothing grows there)",
     ]
     assert any("disk low" in line for line in render_status(as_json(world_devices.machine()), "h", View(T0, None, zone=UTC)))

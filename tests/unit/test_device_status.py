@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.api.schemas import Degraded, Device
-from scheduler.daemon.device_status import degraded_devices, device_detail, device_of
+from scheduler.daemon.device_status import degraded_devices, device_detail, device_of, missing_detail, missing_of
 from scheduler.domain.claims import Claim
 from scheduler.domain.device import DeviceInfo, DeviceSample, Health, Stranger
 from scheduler.domain.ids import DeviceId, InstanceId, holder_of
@@ -132,6 +132,18 @@ def test_a_claim_of_somebody_who_left_the_device_is_shown() -> None:
     world.instances[CODER] = replace(world.instances[CODER], claim=Claim(device_bytes={GPU1: GIB}))
     detail = device_detail(world, world.devices[GPU1], NOW, lambda at: at)
     assert [(s.instance, s.claimed_bytes, s.used_bytes) for s in detail.seats] == [("coder#0", GIB, None)]
+
+
+def test_a_device_that_was_there_before_is_listed_as_missing() -> None:
+    world = state(card(1))
+    world.degraded["device_missing:gpu0"] = ("gpu0 was there before and is not now", "look at dmesg", 7.0)
+    world.degraded["device_missing:gpu1"] = ("told too late: it is there again", "", 7.0)
+    world.degraded["store"] = ("the disk is full", "", 7.0)
+    [missing] = missing_of(world)
+    assert (missing.id, missing.health, missing.kind, missing.index, missing.total_bytes) == ("gpu0", "missing", None, None, None)
+    assert (missing.trouble, missing.fix) == ("gpu0 was there before and is not now", "look at dmesg")
+    assert (missing.allocatable, missing.claimed_bytes, missing.instances) == (False, 19 * GIB, ["coder#0"])
+    assert [seat.model for seat in missing_detail(world, missing).seats] == ["coder"]
 
 
 def test_what_is_degraded() -> None:

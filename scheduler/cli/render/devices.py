@@ -12,7 +12,7 @@ COLUMNS = (
     Column("ID", 4, give=1),
     Column("KIND", 4),
     Column("NAME", 5, give=3),
-    Column("HEALTH", 6, give=2),
+    Column("HEALTH", 6),
     Column("USED/TOTAL", 10, right=True),
     Column("FOREIGN", 7, right=True),
     Column("CLAIMED", 7, right=True),
@@ -45,7 +45,7 @@ def _row(device: Json, names: SeatNames, view: View) -> list[str | Cell]:
     ratio, watts, celsius = device.get("utilization_ratio"), device.get("power_w"), device.get("temperature_c")
     return [
         clean(device.get("id", "?")),
-        clean(device.get("kind", "?")),
+        clean(device.get("kind") or "?"),
         clean(_name(device, view)),
         health_cell(device, view),
         f"{gib(device.get('used_bytes'))}/{gib(device.get('total_bytes'))}",
@@ -89,7 +89,7 @@ def _headline(device: Json, view: View) -> list[str]:
     health = health_cell(device, view)
     parts: list[tuple[str, Paint | None]] = [
         (clean(device.get("id", "?")), None),
-        (clean(device.get("name") or device.get("kind", "?")), None),
+        (clean(device.get("name") or device.get("kind") or "?"), None),
         (health.text, health.paint or view.style.good),
     ]
     if device.get("allocatable") is False:
@@ -104,7 +104,8 @@ def _identity(device: Json, view: View) -> Iterator[tuple[str, str]]:
         yield "fix", str(device["fix"])
     if device.get("allocatable") is False:
         yield "no seat", str(device.get("why_not") or "it is only watched")
-    parts = [str(device.get("kind", "?")), f"index {device.get('index', '?')}"]
+    parts = [str(device.get("kind") or "unknown")]
+    parts += [f"index {device['index']}"] if device.get("index") is not None else []
     parts += [f"PCI {device['pci']}"] if device.get("pci") else []
     parts += [f"NUMA node {device['numa_node']}"] if device.get("numa_node") is not None else []
     parts += [f"part of {device['parent']}"] if device.get("parent") else []

@@ -116,7 +116,8 @@ def _degraded(status: Json, view: View) -> Iterable[tuple[str, str]]:
         code, subject = str(item.get("code", "")), str(item.get("subject", ""))
         word = code.removeprefix("device_").removeprefix(f"{subject}_").replace("_", " ")
         at = clock(item.get("since"), view) if item.get("since") else ""
-        message = f"({item['message']})" if item.get("message") else ""
+        message = str(item.get("message") or "").removeprefix(f"{subject}: ")
+        message = f"({message})" if message else ""
         yield clean(" ".join(part for part in (subject, word, at, message) if part)), clean(item.get("fix") or "")
 
 
@@ -175,7 +176,7 @@ def product(device: Json) -> str:
 def _kind(device: Json) -> str:
     """The product's short name for NVIDIA cards (``A100``), the kind of device for others."""
     if device.get("kind") != "nvidia":
-        return clean(device.get("kind", "?"))
+        return clean(device.get("kind") or "?")
     return clean(fit(product(device).partition("-")[0] or "nvidia", 12))
 
 
