@@ -9,7 +9,7 @@ from scheduler.cli.render.table import Cell, Column, table
 from scheduler.cli.render.text import Paint, clean, fit_middle, flow, pad, width, wrap
 
 COLUMNS = (
-    Column("ID", 4, give=1),
+    Column("ID", 4),
     Column("KIND", 4),
     Column("NAME", 5, give=3),
     Column("HEALTH", 6),
@@ -19,7 +19,7 @@ COLUMNS = (
     Column("UTIL", 4, right=True),
     Column("W", 3, right=True),
     Column("TEMP", 4, right=True),
-    Column("SEATED", 12, give=4),
+    Column("SEATED", 8, give=4),
 )
 NO_DEVICES = (
     "no devices: no NVIDIA card was found and none is declared; next: hotseat doctor says what this machine has; "
