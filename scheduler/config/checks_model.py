@@ -119,9 +119,11 @@ def _check_format(context: Context, loc: Loc, path: str, kind: str) -> None:
 def _check_flags(context: Context, loc: Loc, args: Sequence[str], kind: str) -> None:
     owned = context.facts.owned_flags.get(kind, {})
     for index, word in enumerate(args):
-        flag = word.partition("=")[0]
+        written = word.partition("=")[0]
+        # Both llama.cpp and vLLM take --like_this for --like-this.
+        flag = f"--{written[2:].replace('_', '-')}" if written.startswith("--") else written
         if flag in owned:
-            message = f"{flag} is set by hotseat itself"
+            message = f"{written} is set by hotseat itself"
             context.report((*loc, index), "owned_flag", message, f"remove it and use: {owned[flag]}" if owned[flag] else "remove it")
 
 

@@ -169,6 +169,7 @@ MODELS: list[Case] = [
     ("models: {m: {engine: vllm, model: §/srv/q.GGUF}}", "bad_value", "not a file that ends in .gguf", "write engine: llamacpp"),
     ("models: {m: {engine: llamacpp, model: §/srv/q.safetensors}}", "bad_value", "llamacpp takes a GGUF file", "write engine: vllm"),
     ("models: {m: {engine: vllm, model: /x, args: [§--tensor-parallel-size=2]}}", "owned_flag", "is set by hotseat", "devices.count"),
+    ("models: {m: {engine: vllm, model: /x, args: [§--gpu_memory_utilization, '1']}}", "owned_flag", "--gpu_memory_utilization is set", ""),
     (
         "models: {m: {engine: llamacpp, model: /x, devices: {count: §2}}}",
         "not_supported_yet",
