@@ -16,7 +16,6 @@ from scheduler.cli.doctor.running import check_config, check_daemon, cpu_budget
 from scheduler.cli.failure import FAILED, OK
 from scheduler.cli.render.facts import View
 from scheduler.cli.render.text import clean, wrap
-from scheduler.daemon.gpu_facts import nvidia_facts
 from scheduler.version import VERSION
 
 
@@ -39,6 +38,8 @@ def run(context: Context) -> int:
 
 def examine(context: Context) -> list[Finding]:
     """Every finding, installation first, the running daemon last."""
+    from scheduler.daemon.gpu_facts import nvidia_facts  # it brings event loop and driver with it: not for --help
+
     args, environ = context.args, context.environ
     home = Path(environ.get("HOME") or os.path.expanduser("~"))
     config = check_config(args.config, environ, os.geteuid(), home)

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.cli.doctor.finding import Finding, fail, ok, warn
 from scheduler.cli.render.facts import size
-from scheduler.daemon.gpu_facts import NvidiaFacts
 from scheduler.domain.device import DeviceInfo
+
+if TYPE_CHECKING:
+    from scheduler.daemon.gpu_facts import NvidiaFacts
 
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"  # class of display controllers, 3D ones included
@@ -47,7 +49,7 @@ def _is_card(device: Path) -> bool:
         return False
 
 
-def check_nvidia(host: NvidiaHost, probe: Callable[[], NvidiaFacts], *, discovers: bool = True) -> list[Finding]:
+def check_nvidia(host: NvidiaHost, probe: "Callable[[], NvidiaFacts]", *, discovers: bool = True) -> list[Finding]:
     """Driver, library, Python package, and each card. ``probe`` asks the driver; ``discovers`` = hotseat would use the cards."""
     facts = probe()
     findings = [_binding(facts, needed=bool(host.module or host.cards))]
@@ -64,7 +66,7 @@ def check_nvidia(host: NvidiaHost, probe: Callable[[], NvidiaFacts], *, discover
     return [*findings, ok("driver", f"NVIDIA {driver}, {cards}{unused}"), *(_card(device, facts.devices) for device in facts.devices)]
 
 
-def _binding(facts: NvidiaFacts, *, needed: bool) -> Finding:
+def _binding(facts: "NvidiaFacts", *, needed: bool) -> Finding:
     problem = facts.problem
     if problem is None or problem.code != "wrong_pynvml":
         return ok("pynvml", facts.binding)
