@@ -232,7 +232,7 @@ class Status(Schema):
 # --- devices ---------------------------------------------------------------------------------------------------------
 
 
-class Seat(Schema):
+class Claim(Schema):
     """What one instance has reserved on a device, and what was measured of it there."""
 
     instance: str
@@ -258,7 +258,7 @@ class DeviceDetail(Device):
     """
 
     margin_bytes: int
-    seats: list[Seat] = []
+    claims: list[Claim] = []
     links: list[Link] = []
 
 

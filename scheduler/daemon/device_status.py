@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from scheduler.api.schemas import Degraded, Device, DeviceDetail, Link, Seat, Stranger
+from scheduler.api.schemas import Claim, Degraded, Device, DeviceDetail, Link, Stranger
 from scheduler.domain.device import GONE, DeviceInfo, DeviceSample, Health
 from scheduler.domain.ids import DeviceId, holder_of
 from scheduler.domain.units import human_seconds
@@ -90,23 +90,23 @@ def missing_of(state: State) -> Iterator[Device]:
 def missing_detail(state: State, device: Device) -> DeviceDetail:
     """Of one that is missing: who still has a claim there."""
     facts = {name: getattr(device, name) for name in Device.model_fields}
-    return DeviceDetail(**facts, margin_bytes=0, seats=list(_seats(state, DeviceId(device.id))))
+    return DeviceDetail(**facts, margin_bytes=0, claims=list(_claims(state, DeviceId(device.id))))
 
 
 def device_detail(state: State, info: DeviceInfo, now_s: float, wall_at: Callable[[float], float]) -> DeviceDetail:
     """One device with who holds what there and what it is linked with."""
     base = device_of(state, info, now_s, wall_at)
     facts = {name: getattr(base, name) for name in Device.model_fields}
-    return DeviceDetail(**facts, margin_bytes=info.margin_bytes, seats=list(_seats(state, info.id)), links=list(links_of(state, info)))
+    return DeviceDetail(**facts, margin_bytes=info.margin_bytes, claims=list(_claims(state, info.id)), links=list(links_of(state, info)))
 
 
-def _seats(state: State, device: DeviceId) -> Iterator[Seat]:
+def _claims(state: State, device: DeviceId) -> Iterator[Claim]:
     sample = state.samples.get(device)
     for instance in state.instances.values():
         claimed = instance.claim.on(device)
         if claimed == 0 and device not in instance.devices:
             continue
-        yield Seat(
+        yield Claim(
             instance=instance.id,
             model=instance.model,
             phase=instance.phase.value,

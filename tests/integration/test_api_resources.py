@@ -355,7 +355,7 @@ async def test_devices_in_pages(served: Served) -> None:
 async def test_one_device(served: Served) -> None:
     served.plane.base = served.plane.base.model_copy(update={"devices": world_devices.machine().devices})
     status, device = await served.get("/control/v1/devices/gpu3")
-    assert (status, device["health"], device["used_bytes"], device["seats"]) == (200, "lost", None, [])
+    assert (status, device["health"], device["used_bytes"], device["claims"]) == (200, "lost", None, [])
     status, problem = await served.get("/control/v1/devices/gpu7")
     assert (status, problem["code"]) == (404, "device_not_found")
     for wrong in ("g" * 64, "a%00b"):

@@ -1,6 +1,6 @@
 """Devices for tests of the command line: a machine on which everything that can be said of a device is said once."""
 
-from scheduler.api.schemas import Degraded, Device, DeviceDetail, Link, Seat, Status, Stranger
+from scheduler.api.schemas import Claim, Degraded, Device, DeviceDetail, Link, Status, Stranger
 from tests.support.fake_plane import T0
 from tests.support.worlds import cpu, gpu, model, world
 
@@ -110,11 +110,13 @@ def detail(device: Device, **update: object) -> DeviceDetail:
 
 def busy_card() -> DeviceDetail:
     """A seat at work: four models, two strangers, links of two kinds, one process at a time."""
-    seats = [Seat(instance=f"small-{i}#0", model=f"small-{i}", phase="asleep", level=1, claimed_bytes=GIB, used_bytes=GIB) for i in (1, 2)]
+    claims = [
+        Claim(instance=f"small-{i}#0", model=f"small-{i}", phase="asleep", level=1, claimed_bytes=GIB, used_bytes=GIB) for i in (1, 2)
+    ]
     long = "organisation/Some-Model-Name-235B-A22B-Instruct-2507-GGUF:Q4_K_M"
-    seats += [
-        Seat(instance="qwen3-32b#0", model="qwen3-32b", phase="awake", claimed_bytes=64 * GIB, used_bytes=int(63.2 * GIB)),
-        Seat(instance=f"{long}#0", model=long, phase="launching", claimed_bytes=int(1.2 * GIB)),
+    claims += [
+        Claim(instance="qwen3-32b#0", model="qwen3-32b", phase="awake", claimed_bytes=64 * GIB, used_bytes=int(63.2 * GIB)),
+        Claim(instance=f"{long}#0", model=long, phase="launching", claimed_bytes=int(1.2 * GIB)),
     ]
     return detail(
         machine().devices[0],
@@ -128,7 +130,7 @@ def busy_card() -> DeviceDetail:
         max_processes=1,
         throttle=["power cap"],
         strangers=[Stranger(pid=4711, name="python"), Stranger(pid=812, used_bytes=int(0.4 * GIB), name="Xorg\x1b[2J"), Stranger(pid=9)],
-        seats=seats,
+        claims=claims,
         links=[
             Link(kind="nvlink", island="nvlink:0000:17:00.0", devices=["gpu1", "gpu2", "gpu3"]),
             Link(kind="host", island="host", devices=["gpu4"]),
@@ -138,5 +140,5 @@ def busy_card() -> DeviceDetail:
 
 def lost_card() -> DeviceDetail:
     """The card of a lost device, where a model's claim is still open."""
-    seat = Seat(instance="coder#0", model="coder", phase="stopping", claimed_bytes=18 * GIB)
-    return detail(lost(), total_bytes=None, seats=[seat], sampled_at=None, margin_bytes=0, allocatable=False, why_not="it is lost")
+    claim = Claim(instance="coder#0", model="coder", phase="stopping", claimed_bytes=18 * GIB)
+    return detail(lost(), total_bytes=None, claims=[claim], sampled_at=None, margin_bytes=0, allocatable=False, why_not="it is lost")

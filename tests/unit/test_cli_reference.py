@@ -81,7 +81,7 @@ def test_every_endpoint_is_in_the_reference_and_no_other() -> None:
         schemas.Device,
         schemas.DeviceDetail,
         schemas.Stranger,
-        schemas.Seat,
+        schemas.Claim,
         schemas.Link,
         schemas.ModelStatus,
         schemas.ModelDetail,

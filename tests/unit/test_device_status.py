@@ -114,11 +114,11 @@ def test_health_without_words_still_says_something() -> None:
     assert device.fix == "see `hotseat logs`"
 
 
-def test_the_detail_names_seats_and_each_link_once_where_it_is_tightest() -> None:
+def test_the_detail_names_claims_and_each_link_once_where_it_is_tightest() -> None:
     far = card(2, islands=("nvlink:b", "pcie:9", "numa:1", "host"))
     world = state(card(0), card(1), far, samples=(sample(GPU0),))
     detail = device_detail(world, world.devices[GPU0], NOW, lambda at: at)
-    assert [(s.instance, s.model, s.phase, s.claimed_bytes, s.used_bytes) for s in detail.seats] == [
+    assert [(s.instance, s.model, s.phase, s.claimed_bytes, s.used_bytes) for s in detail.claims] == [
         ("coder#0", "coder", "awake", 19 * GIB, 18 * GIB)
     ]
     assert [(link.kind, link.devices) for link in detail.links] == [("nvlink", ["gpu1"]), ("host", ["gpu2"])]
@@ -131,7 +131,7 @@ def test_a_claim_of_somebody_who_left_the_device_is_shown() -> None:
     world = state(card(1))
     world.instances[CODER] = replace(world.instances[CODER], claim=Claim(device_bytes={GPU1: GIB}))
     detail = device_detail(world, world.devices[GPU1], NOW, lambda at: at)
-    assert [(s.instance, s.claimed_bytes, s.used_bytes) for s in detail.seats] == [("coder#0", GIB, None)]
+    assert [(s.instance, s.claimed_bytes, s.used_bytes) for s in detail.claims] == [("coder#0", GIB, None)]
 
 
 def test_a_device_that_was_there_before_is_listed_as_missing() -> None:
@@ -143,7 +143,7 @@ def test_a_device_that_was_there_before_is_listed_as_missing() -> None:
     assert (missing.id, missing.health, missing.kind, missing.index, missing.total_bytes) == ("gpu0", "missing", None, None, None)
     assert (missing.trouble, missing.fix) == ("gpu0 was there before and is not now", "look at dmesg")
     assert (missing.allocatable, missing.claimed_bytes, missing.instances) == (False, 19 * GIB, ["coder#0"])
-    assert [seat.model for seat in missing_detail(world, missing).seats] == ["coder"]
+    assert [claim.model for claim in missing_detail(world, missing).claims] == ["coder"]
 
 
 def test_what_is_degraded() -> None:

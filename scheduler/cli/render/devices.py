@@ -150,9 +150,9 @@ def _account(device: Json) -> Iterator[_Line]:
         yield _Line("reserved", device["reserved_bytes"], "by the driver")
     yield _Line("headroom", device.get("headroom_bytes") or 0, "kept free by configuration")
     yield _Line("ours", device.get("claimed_bytes") or 0, "claimed")
-    seats: Sequence[Json] = device.get("seats") or ()
-    for seat in sorted(seats, key=lambda seat: -(seat.get("claimed_bytes") or 0)):
-        yield _Line(clean(seat.get("model", "?")), seat.get("claimed_bytes"), _seat_note(seat), deep=True)
+    claims: Sequence[Json] = device.get("claims") or ()
+    for claim in sorted(claims, key=lambda claim: -(claim.get("claimed_bytes") or 0)):
+        yield _Line(clean(claim.get("model", "?")), claim.get("claimed_bytes"), _claim_note(claim), deep=True)
     yield _Line("foreign", device.get("foreign_bytes"), "" if device.get("foreign_bytes") is not None else "not measured")
     strangers: Sequence[Json] = device.get("strangers") or ()
     for stranger in sorted(strangers, key=lambda process: -(process.get("used_bytes") or 0)):
@@ -163,10 +163,10 @@ def _account(device: Json) -> Iterator[_Line]:
         yield _Line("margin", device["margin_bytes"], "kept free when growing")
 
 
-def _seat_note(seat: Json) -> str:
-    level = f" {seat['level']}" if seat.get("level") is not None else ""
-    used = f", uses {size(seat['used_bytes'])}" if seat.get("used_bytes") is not None else ", not measured"
-    return clean(f"{str(seat.get('phase', '?')).replace('_', ' ')}{level}{used}")
+def _claim_note(claim: Json) -> str:
+    level = f" {claim['level']}" if claim.get("level") is not None else ""
+    used = f", uses {size(claim['used_bytes'])}" if claim.get("used_bytes") is not None else ", not measured"
+    return clean(f"{str(claim.get('phase', '?')).replace('_', ' ')}{level}{used}")
 
 
 def _rest(device: Json) -> Iterator[tuple[str, str]]:
