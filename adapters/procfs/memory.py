@@ -113,6 +113,7 @@ class Resident:
 
     private_bytes: int  # anonymous pages, in memory or swapped out; shared with nobody unless it forked
     shared_bytes: int  # file and shared-memory pages, resident; others may have them mapped as well
+    shmem_bytes: int = 0  # of them the shared-memory pages, which no file gives back
 
 
 def read_resident(pid: int, proc: str = PROC) -> Resident | None:
@@ -123,7 +124,8 @@ def read_resident(pid: int, proc: str = PROC) -> Resident | None:
         return None
     if not {"RssAnon", "RssFile", "RssShmem"} <= facts.keys():
         return None
-    return Resident((facts["RssAnon"] + facts.get("VmSwap", 0)) * _KIB, (facts["RssFile"] + facts["RssShmem"]) * _KIB)
+    shared = (facts["RssFile"] + facts["RssShmem"]) * _KIB
+    return Resident((facts["RssAnon"] + facts.get("VmSwap", 0)) * _KIB, shared, facts["RssShmem"] * _KIB)
 
 
 def _read_resident_bytes(pid: int, proc: str) -> int | None:

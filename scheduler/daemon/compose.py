@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from adapters.devices.cpu import CpuBudget, CpuDevices
+from adapters.devices.host import ProcHost
 from adapters.devices.nvml import NvmlDevices
 from adapters.launchers.process import ProcessLauncher
 from adapters.registry import engines
@@ -50,6 +51,7 @@ def compose(loaded: Loaded, hooks: Hooks, on_commit: object = None) -> House:
         log_dir=settings.state_dir / "logs",
         environment=lambda spec, added, values: build_environment(settings.state_dir, spec, added, values),
         read_log=read_lines,
+        host=ProcHost(clock),
     )
     return House(Kernel(parts, policy_of(settings), hooks), database, writer, clock)
 

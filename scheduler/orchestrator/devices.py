@@ -1,6 +1,9 @@
 """What happens to devices: they come, go, report faults, fall off the bus; and what others use of them over time."""
 
+from collections.abc import Mapping
+
 from scheduler.domain.device import GONE, DeviceInfo, DeviceSample, Health
+from scheduler.domain.errors import HotseatError
 from scheduler.domain.ids import CauseId, DeviceId
 from scheduler.domain.instance import GroupLost, Instance, may
 from scheduler.domain.reasons import Code, Reason
@@ -13,6 +16,9 @@ from scheduler.orchestrator.view import restless
 
 #: How long the most that others used counts when it is planned ahead, seconds (scheduling.md section 1).
 FOREIGN_WINDOW_S = 600.0
+
+#: Code of a family whose devices cannot be listed.
+BLIND = "devices_unreadable"
 
 _CODES = {
     Health.DRAINING: "device_draining",
@@ -41,6 +47,31 @@ def on_devices_changed(ctx: Context, event: DevicesChanged) -> None:
         state.degraded.pop(f"device_missing:{device}", None)
     others = {d: i for d, i in state.devices.items() if i.kind != event.kind}
     state.devices = {**others, **now}
+
+
+def blind(state: State, kind: str, known: Mapping[str, DeviceId], error: HotseatError) -> list[DeviceInfo]:
+    """A family that cannot be listed now: the daemon stays, what runs there goes on, and nothing new starts until it can be.
+
+    Its known devices stand in, without a size.
+    """
+    key = f"{BLIND}:{kind}"
+    state.degraded[key] = (error.message, error.fix, state.degraded[key][2] if key in state.degraded else state.wall)
+    health = Health.DRIVER_MISMATCH if error.code == Health.DRIVER_MISMATCH.value else Health.STALE
+    infos = [
+        DeviceInfo(id=device, kind=kind, name="", index=index, uuid=uuid, capacity_bytes=0)
+        for index, (uuid, device) in enumerate(sorted(known.items(), key=lambda item: item[1]))
+    ]
+    for info in infos:
+        state.samples[info.id] = DeviceSample(
+            device=info.id,
+            started_at_s=state.now_s,
+            used_bytes=0,
+            free_bytes=0,
+            health=health,
+            trouble=error.message,
+            fix=error.fix,
+        )
+    return infos
 
 
 def miss(state: State, device: DeviceId, info: DeviceInfo | None = None) -> None:

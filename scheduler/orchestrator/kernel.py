@@ -130,7 +130,12 @@ class Kernel:
         if source.kind in NAMED_BY_FILE:
             return await source.inventory({})
         known = await parts.writer.submit(lambda conn: load_devices(conn, source.kind), "devices")
-        found = await source.inventory(known)
+        try:
+            found = await source.inventory(known)
+        except HotseatError as error:
+            log.error("devices of kind %s cannot be listed: %s", source.kind, error.message)
+            return devices.blind(self.state, source.kind, known, error)
+        self.state.degraded.pop(f"{devices.BLIND}:{source.kind}", None)
         wall = parts.clock.wall()
         if {info.uuid: info.id for info in found}.items() - known.items():
             await parts.writer.submit(lambda conn: save_devices(conn, found, wall), "devices")

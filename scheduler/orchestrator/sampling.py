@@ -8,6 +8,7 @@ from typing import TypeVar
 from scheduler.domain.device import DeviceSample, HostSample
 from scheduler.domain.ids import DeviceId, Holder, InstanceId, holder_of
 from scheduler.domain.instance import GROWING_PHASES, SHRINKING_PHASES
+from scheduler.orchestrator.devices import BLIND
 from scheduler.orchestrator.events import Happening, Sampled
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.state import State
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between samples while bytes are moving.
 FAST_S = 0.25
+#: Seconds between attempts to list devices that could not be listed.
+BLIND_S = 10.0
 
 
 class Sampler:
@@ -39,6 +42,7 @@ class Sampler:
         self._poked = asyncio.Event()
         self._changed = changed
         self._failing: set[str] = set()
+        self._list_at_s = parts.clock.monotonic() + BLIND_S
         self._generations = {id(source): source.generation for source in parts.sources}
 
     def poke(self) -> None:
@@ -67,10 +71,7 @@ class Sampler:
         moving = frozenset(holder_of(i.id) for i in self._state.instances.values() if i.phase in GROWING_PHASES | SHRINKING_PHASES)
         for source in self._parts.sources:
             samples += await self._try(f"devices of kind {source.kind}", source.sample(groups, moving)) or ()
-            if source.generation != self._generations[id(source)]:
-                seen = source.generation
-                if await self._try(f"the list of {source.kind} devices", self._look_again(source)):
-                    self._generations[id(source)] = seen
+            await self._list_again(source)
         host = await self._try("host memory", self._host(groups)) if self._parts.host is not None else None
         self._post(Sampled(at_s=self._parts.clock.monotonic(), samples=tuple(samples), host=host))
 
@@ -91,6 +92,16 @@ class Sampler:
             log.info("%s can be measured again", what)
             self._failing.discard(what)
         return found
+
+    async def _list_again(self, source: DeviceSource) -> None:
+        """Where the set of devices has changed, and every so often where it could not be listed."""
+        blind, now_s = f"{BLIND}:{source.kind}" in self._state.degraded, self._parts.clock.monotonic()
+        seen = source.generation
+        if seen == self._generations[id(source)] and not (blind and now_s >= self._list_at_s):
+            return
+        self._list_at_s = now_s + BLIND_S
+        if await self._try(f"the list of {source.kind} devices", self._look_again(source)):
+            self._generations[id(source)] = seen
 
     async def _look_again(self, source: DeviceSource) -> bool:
         await self._changed(source)

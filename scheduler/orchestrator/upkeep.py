@@ -313,7 +313,7 @@ def shed(ctx: Context) -> bool:
         foreign = sample.foreign_bytes if sample is not None else 0
         excess = state.claimed_on(device) + foreign - info.usable_bytes
         key = f"over_capacity:{device}"
-        if excess <= 0:
+        if excess <= 0 or info.capacity_bytes == 0:  # stale freezes: a size that nobody knows now is exceeded by nobody
             state.degraded.pop(key, None)
             continue
         held, limit = human_bytes(state.claimed_on(device)), human_bytes(info.usable_bytes)

@@ -40,7 +40,7 @@ def can_ever_fit(picture: Picture, target: Target, devices: tuple[DeviceId, ...]
 
 def fits_alone(need_bytes: int, devices: Iterable[DeviceInfo]) -> bool:
     """Whether ``need_bytes`` on each of these devices are to be had when nobody else of ours sits there."""
-    return all(need_bytes <= most_bytes(device) for device in devices)
+    return all(device.capacity_bytes == 0 or need_bytes <= most_bytes(device) for device in devices)  # 0 = nobody knows now
 
 
 def most_bytes(info: DeviceInfo) -> int:

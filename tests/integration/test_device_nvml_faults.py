@@ -301,7 +301,7 @@ async def test_instance_without_memory_is_never_the_host(rig: Rig) -> None:
     rig.clock.now += 10
     await rig.sample()
     assert set(await rig.inventory()) == {"gpu0", "gpu0m0", "gpu0m1"}
-    assert rig.devices.problems == ()
+    assert not rig.devices.problems
 
 
 async def test_card_that_lies_from_the_start_is_no_device(rig: Rig) -> None:

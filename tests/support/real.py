@@ -18,10 +18,6 @@ LOOK_S = 0.03
 MIB = 1 << 20
 
 
-def _environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith("HOTSEAT_")}
-
-
 class RealDaemon:
     """``models`` and ``devices`` are the sections of the configuration as plain data (JSON is YAML)."""
 
@@ -34,6 +30,7 @@ class RealDaemon:
         self.devices = devices
         self.url = ""
         self.log_level = "debug"  # with it, every invariant is checked after every event
+        self.program: tuple[str, ...] = ("-P", "-m", "scheduler.cli.main")
         self.process: asyncio.subprocess.Process | None = None
 
     def write_config(self) -> None:
@@ -51,9 +48,11 @@ class RealDaemon:
     async def start(self) -> None:
         """Start it and wait until it says where it listens."""
         self.write_config()
-        command = [sys.executable, "-P", "-m", "scheduler.cli.main", "serve", "--log-level", self.log_level, "--config", str(self.config)]
+        command = [sys.executable, *self.program, "serve", "--log-level", self.log_level, "--config", str(self.config)]
         with (self.folder / "daemon.out").open("ab") as sink:
-            self.process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=sink, env=_environment())
+            self.process = await asyncio.create_subprocess_exec(
+                *command, stdout=asyncio.subprocess.PIPE, stderr=sink, env=self.environment()
+            )
         assert self.process.stdout is not None
         async with asyncio.timeout(START_S):
             line = (await self.process.stdout.readline()).decode()
@@ -61,6 +60,10 @@ class RealDaemon:
         if found is None:
             raise AssertionError(f"the daemon said {line!r}\n{self.output()}")
         self.url = found.group(0).rstrip(",.")
+
+    def environment(self) -> dict[str, str]:
+        """Of the daemon, and of whoever speaks to it."""
+        return {k: v for k, v in os.environ.items() if not k.startswith("HOTSEAT_")}
 
     def output(self) -> str:
         """What it wrote to its standard error."""
@@ -98,7 +101,7 @@ class RealDaemon:
 
     async def cli(self, *words: str) -> tuple[int, str, str]:
         """`hotseat WORDS` as a person would type it: exit code, standard output, standard error."""
-        environment = {**_environment(), "HOTSEAT_STATE_DIR": str(self.state_dir), "COLUMNS": "100"}
+        environment = {**self.environment(), "HOTSEAT_STATE_DIR": str(self.state_dir), "COLUMNS": "100"}
         command = [sys.executable, "-P", "-m", "scheduler.cli.main", *words]
         pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         process = await asyncio.create_subprocess_exec(*command, stdin=nothing, stdout=pipe, stderr=pipe, env=environment)
