@@ -131,8 +131,6 @@ class NvmlCalls:
             return bound(*arguments)
         except Exception as error:  # the binding raises five unrelated families of errors
             number = getattr(error, "value", None)
-            if type(error).__name__ == "NVMLLibraryMismatchError":
-                number = FUNCTION_NOT_FOUND
             if isinstance(number, int):
                 raise NvmlError(number, function, uuid) from None
             # Broken text in a name, an argument that ctypes refuses: a bug of a driver or ours, but no reason to end.

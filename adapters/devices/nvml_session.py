@@ -151,8 +151,6 @@ class NvmlSession:
                 return work()
             except NvmlError as error:
                 self._open = self._open and error.number != UNINITIALIZED
-                if error.number == VERSION_MISMATCH:
-                    self.close()
                 if error.number != UNINITIALIZED or attempt:
                     raise
         return None

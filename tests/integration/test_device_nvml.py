@@ -1,5 +1,6 @@
 """Device family ``nvidia`` through the real pynvml: who is there, who holds what. The library below it is a stand-in."""
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -201,6 +202,16 @@ async def test_nvlink_bridges_join_pairs_and_links_that_are_down_none(rig: Rig) 
     assert islands(await rig.inventory(), 0) == [{"gpu0", "gpu2"}, {"gpu1", "gpu3"}, {"gpu4"}, {"gpu5"}]
 
 
+async def test_links_that_come_up_with_the_driver_are_seen(rig: Rig) -> None:
+    """NVSwitches are set up by a service of their own, after the driver."""
+    rig.world.write(gpu(0), gpu(1), link(0, 0, "switch", state=0), link(1, 0, "switch", state=0))
+    assert islands(await rig.inventory(), 0) == [{"gpu0"}, {"gpu1"}]
+    rig.world.write(gpu(0), gpu(1), link(0, 0, "switch"), link(1, 0, "switch"), driver(epoch=1))
+    await rig.sample()
+    assert rig.devices.generation == 1
+    assert islands(await rig.inventory(), 0) == [{"gpu0", "gpu1"}]
+
+
 async def test_cards_without_nvlink_are_joined_by_their_root(rig: Rig) -> None:
     rig.world.write(*(gpu(index, numa=0 if index < 3 else 1) for index in range(4)), topo(0, 1, 30), topo(2, 3, 10))
     found = await rig.inventory()
@@ -210,9 +221,9 @@ async def test_cards_without_nvlink_are_joined_by_their_root(rig: Rig) -> None:
 
 
 async def test_numa_node_comes_from_the_driver_where_sysfs_does_not_say(rig: Rig) -> None:
-    rig.world.write(gpu(0, numa=3), gpu(1))
+    rig.world.write(gpu(0, numa=3), gpu(1), gpu(2, affinity=0b11))
     rig.devices = NvmlDevices(rig.clock, sys=f"{rig.world.folder}/nowhere")
-    assert [info.numa_node for info in (await rig.inventory()).values()] == [3, None]
+    assert [info.numa_node for info in (await rig.inventory()).values()] == [3, None, None]
 
 
 # --- memory -------------------------------------------------------------------------------------------------------------
@@ -279,6 +290,39 @@ async def test_process_in_several_lists_counts_once(rig: Rig) -> None:
     sample = await rig.one({A: {NOBODY}, B: {NOBODY + 1}})
     assert sample.own == {A: 2 * GIB, B: GIB}
     assert (sample.foreign_bytes, [stranger.pid for stranger in sample.strangers]) == (GIB, [NOBODY + 2])
+
+
+@pytest.mark.parametrize("order", [(1, None, 3), (3, 1, None), (None, 3, 1)])
+async def test_the_larger_number_counts_where_lists_differ(rig: Rig, order: tuple[int | None, ...]) -> None:
+    told = [None if each is None else each * GIB for each in order]
+    rig.world.write(gpu(0, used=3 * GIB), *(proc(0, NOBODY, held, kind=kind, held=0) for held, kind in zip(told, "CGM", strict=True)))
+    await rig.inventory()
+    sample = await rig.one({A: {NOBODY}})
+    assert (sample.own, sample.foreign_bytes, sample.estimated) == ({A: 3 * GIB}, 0, False)
+
+
+async def test_growth_during_the_reading_does_not_look_foreign(rig: Rig) -> None:
+    rig.world.write(gpu(0, uuid="GPU-a"))
+    await rig.inventory()
+    rig.world.allocate(os.getpid(), {"GPU-a": 2 * GIB})
+    assert (await rig.one({A: {os.getpid()}})).own == {A: 2 * GIB}
+
+    async def done(function: str, count: int) -> None:
+        while rig.devices.timings()[function].count < count:
+            await asyncio.sleep(0.001)
+
+    counts = {name: timing.count for name, timing in rig.devices.timings().items()}
+    rig.world.set_delay("DeviceGetComputeRunningProcesses_v3", 0, 60_000)
+    sampling = asyncio.ensure_future(rig.one({A: {os.getpid()}}))
+    await done("DeviceGetMemoryInfo", counts["DeviceGetMemoryInfo"] + 1)
+    rig.world.edit(lambda lines: [*(line for line in lines if "delay" not in line), "delay DeviceGetMemoryInfo_v2 0 60000"])
+    await done("DeviceGetComputeRunningProcesses_v3", counts["DeviceGetComputeRunningProcesses_v3"] + 1)
+    rig.world.allocate(os.getpid(), {"GPU-a": 12 * GIB})
+    rig.world.clear_delays()
+    sample = await sampling
+    assert (sample.own, sample.foreign_bytes, sample.used_bytes) == ({A: 2 * GIB}, 0, 12 * GIB)
+    sample = await rig.one({A: {os.getpid()}})
+    assert (sample.own, sample.foreign_bytes) == ({A: 12 * GIB}, 0)
 
 
 async def test_real_process_is_measured_while_it_lives(rig: Rig) -> None:
@@ -462,6 +506,10 @@ async def test_inventory_says_once_that_there_is_no_driver(rig: Rig, caplog: pyt
     assert await rig.devices.inventory({"GPU-a": GPU0, "cpu:cpu0": DeviceId("cpu0")}) == []
     assert rig.devices.trouble == "the NVIDIA driver is not loaded"
     assert "modprobe" in rig.devices.fix
+    for _ in range(3):
+        await rig.sample()
+    assert rig.devices.timings()["Init"].count == 1, "not asked for at every sample"
     rig.clock.now += 60
     await rig.sample()
+    assert rig.devices.timings()["Init"].count == 2
     assert [record.getMessage() for record in caplog.records if record.name.startswith("adapters")] == ["the NVIDIA driver is not loaded"]

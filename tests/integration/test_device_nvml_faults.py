@@ -18,6 +18,7 @@ from tests.support.gpu_world import (
     NO_PERMISSION,
     NOT_SUPPORTED,
     RESET_REQUIRED,
+    UNINITIALIZED,
     UNKNOWN,
     VERSION_MISMATCH,
     driver,
@@ -57,6 +58,10 @@ class Told:
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self._caplog = caplog
+
+    def forget(self) -> None:
+        """Count from here."""
+        self._caplog.clear()
 
     def count(self, part: str) -> int:
         """Lines that contain this."""
@@ -136,6 +141,20 @@ async def test_unknown_errors_are_a_bad_moment_before_they_are_a_loss(rig: Rig, 
     assert healths(await rig.sample()) == {GPU0: OK, GPU1: LOST, GPU2: OK}
     rig.world.clear_errors()
     assert healths(await rig.sample())[GPU1] is OK
+    rig.world.set_error("DeviceGetMemoryInfo_v2", 1, UNKNOWN)
+    for _ in range(2):
+        assert GPU1 not in await rig.sample(), "counted anew"
+
+
+async def test_estimates_do_not_outlive_a_loss(rig: Rig) -> None:
+    rig.world.write(gpu(0, uuid="GPU-a", used=9 * GIB, hide=1), proc(0, NOBODY, None))
+    await rig.inventory()
+    assert (await rig.one({A: {NOBODY}})).own == {A: 9 * GIB}
+    rig.world.set_error("*", 0, GPU_IS_LOST)
+    assert (await rig.one({A: {NOBODY}})).health is LOST
+    rig.world.clear_errors()
+    rig.world.set(0, used=12 * GIB)
+    assert (await rig.one({A: {NOBODY}})).own == {A: 12 * GIB}
 
 
 # --- faults -------------------------------------------------------------------------------------------------------------
@@ -167,6 +186,13 @@ async def test_faults_of_a_card_drain_it(rig: Rig) -> None:
         assert samples[GPU1].own == {A: 3 * GIB}, "who sits there is measured on"
 
 
+async def test_cards_are_registered_for_events_once(rig: Rig) -> None:
+    await rig.inventory()
+    for _ in range(3):
+        await rig.sample()
+    assert rig.devices.timings()["DeviceRegisterEvents"].count == 3
+
+
 async def test_events_before_the_start_are_not_heard(rig: Rig) -> None:
     rig.world.event(0, 48)
     await rig.inventory()
@@ -179,7 +205,10 @@ async def test_card_that_fell_off_the_bus_is_lost_until_it_answers_again(rig: Ri
     rig.world.event(1, 79)
     sample = (await rig.sample())[GPU1]
     assert (sample.health, sample.trouble) == (LOST, "it fell off the bus (Xid 79)")
+    rig.world.event(1, 79)
     rig.world.set_error("*", 1, GPU_IS_LOST)
+    sample = (await rig.sample())[GPU1]
+    assert (sample.health, [news.message for news in sample.news]) == (LOST, ["Xid 79 (the card fell off the bus)"])
     assert healths(await rig.sample()) == {GPU0: OK, GPU1: LOST, GPU2: OK}
     rig.clock.now += 60
     assert healths(await rig.sample())[GPU1] is LOST
@@ -341,8 +370,8 @@ async def test_driver_of_another_version_later(rig: Rig) -> None:
     """devices.md 5.3 row 34: the upgrade comes while the daemon runs."""
     await rig.inventory()
     assert set(healths(await rig.sample()).values()) == {OK}
-    rig.world.set_error("*", "*", VERSION_MISMATCH)
-    for _ in range(2):
+    for function in ("DeviceGetHandleByIndex_v2", "*", "*"):
+        rig.world.set_error(function, "*", VERSION_MISMATCH)
         samples = await rig.sample()
         assert healths(samples) == {GPU0: MISMATCH, GPU1: MISMATCH, GPU2: MISMATCH}
         assert "different versions" in samples[GPU0].trouble
@@ -363,6 +392,16 @@ async def test_driver_loaded_again_is_initialised_again(rig: Rig) -> None:
     assert healths(samples) == {GPU0: OK, GPU1: OK, GPU2: OK}, "in the same pass, and the card was set up anew"
     rig.world.event(0, 31)
     assert len((await rig.sample())[GPU0].news) == 1, "events are heard through the new driver"
+
+
+async def test_driver_loaded_again_in_the_middle_of_a_pass(rig: Rig) -> None:
+    await rig.inventory()
+    await rig.sample()
+    before = rig.devices.timings()["Init"].count
+    rig.world.set_error("DeviceGetMemoryInfo_v2", 0, UNINITIALIZED, times=1)
+    assert await rig.sample() == {}
+    assert set(healths(await rig.sample()).values()) == {OK}
+    assert rig.devices.timings()["Init"].count == before + 1
 
 
 async def test_driver_taken_away_and_back(rig: Rig, told: Told) -> None:
@@ -399,12 +438,30 @@ async def test_driver_that_cannot_be_used_is_explained(rig: Rig, code: int) -> N
     assert await rig.sample() == {}
 
 
+async def test_driver_that_fails_after_its_init_is_explained(rig: Rig) -> None:
+    rig.world.set_error("DeviceGetCount_v2", "*", UNKNOWN)
+    with pytest.raises(Permanent, match="DeviceGetCount: unknown error"):
+        await rig.inventory()
+    assert "DeviceGetCount" in rig.devices.trouble
+    rig.world.clear_errors()
+    assert len(await rig.inventory()) == 3
+    assert rig.devices.trouble == ""
+
+
 async def test_driver_that_fails_for_all_is_initialised_anew(rig: Rig, told: Told) -> None:
     await rig.inventory()
     before = rig.devices.timings()["Init"].count
-    rig.world.set_error("DeviceGetCount_v2", "*", UNKNOWN)
-    for _ in range(3):
+    rig.world.set_error("DeviceGetCount_v2", "*", UNKNOWN, times=2)
+    for _ in range(2):
         assert await rig.sample() == {}
+    assert set(healths(await rig.sample()).values()) == {OK}
+    told.forget()
+    rig.world.clear_errors()
+    rig.world.set_error("DeviceGetCount_v2", "*", UNKNOWN)
+    for _ in range(2):
+        assert await rig.sample() == {}
+    assert rig.devices.timings()["Init"].count == before, "counted anew"
+    assert await rig.sample() == {}
     assert told.count("NVIDIA devices cannot be measured: DeviceGetCount: unknown error (NVML error 999)") == 1
     rig.world.clear_errors()
     assert set(healths(await rig.sample()).values()) == {OK}
@@ -421,6 +478,7 @@ async def test_call_that_hangs_makes_devices_stale_and_nothing_else(rig: Rig, to
     rig.world.event(0, 13)
     rig.world.set_delay("DeviceGetMemoryInfo_v2", 1, 60_000)
     threads = threading.active_count()
+    passes = rig.devices.timings()["DeviceGetCount"].count
     for _ in range(3):
         assert await rig.sample() == {}
     rig.devices._inventory_timeout_s = 0.1
@@ -433,6 +491,8 @@ async def test_call_that_hangs_makes_devices_stale_and_nothing_else(rig: Rig, to
     assert hanging is not None
     rig.world.clear_delays()
     await asyncio.to_thread(hanging.result)
+    await asyncio.to_thread(rig.devices._thread.submit(lambda: None).result)
+    assert rig.devices.timings()["DeviceGetCount"].count == passes + 1, "what came meanwhile did not queue up"
     rig.devices._sample_timeout_s = 30
     samples = await rig.sample()
     assert set(healths(samples).values()) == {OK}

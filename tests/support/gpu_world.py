@@ -38,8 +38,8 @@ def _line(*words: Facts, **facts: Facts) -> str:
 
 def gpu(index: int, **facts: Facts) -> str:
     """A card: uuid name serial bus minor cc, total reserved used (bytes), power cap (mW) energy (mJ) temp util throttle,
-    compute_mode persistence mig, ecc remap ("corrected,uncorrected,pending,failure"), numa, numa_memory (the card is itself
-    a NUMA node), unified=1 (its memory is host memory: Not Supported), hide=1 (bytes of processes are not told), hide=2
+    compute_mode persistence mig, ecc remap ("corrected,uncorrected,pending,failure"), numa, affinity (mask of near nodes), numa_memory (the
+    card is itself a NUMA node), unified=1 (its memory is host memory: Not Supported), hide=1 (bytes of processes are not told), hide=2
     (processes are not listed at all). What is not named: 24 GiB and empty, other numbers Not Supported.
     """
     return _line("gpu", index, **facts)

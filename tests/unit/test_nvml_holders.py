@@ -103,8 +103,9 @@ def test_first_look_shares_what_nobody_explains() -> None:
 def test_numbers_that_come_and_go() -> None:
     device = Device()
     assert device.look(14, {1: 10, STRANGER: 4}, "a") == ({"a": 10}, 4)
-    assert device.look(14, {1: None, STRANGER: None}, "a") == ({"a": 10}, 4), "the last ones still stand"
-    assert device.look(14, None, "a") == ({"a": 10}, 4)
+    assert device.look(14, {1: None, STRANGER: None}, "a", moving="a") == ({"a": 10}, 4), "the last ones still stand"
+    assert device.look(14, None, "a", moving="a") == ({"a": 10}, 4)
+    assert device.look(15, None, "a", moving="a") == ({"a": 11}, 4)
     assert device.look(14, {1: 9, STRANGER: 5}, "a") == ({"a": 9}, 5)
 
 

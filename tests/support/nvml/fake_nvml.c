@@ -30,7 +30,7 @@ typedef struct { /* a card (sub < 0) or MIG instance `sub` of card `index`; numb
     int index, sub;
     char uuid[96], name[96], serial[32], bus[32];
     u64 total, reserved, used;
-    long long minor, major_cc, minor_cc, compute_mode, persistence, mig, max_mig, unified, numa, numa_memory, power, cap, energy, temp, util, throttle, ecc;
+    long long minor, major_cc, minor_cc, compute_mode, persistence, mig, max_mig, unified, numa, affinity, numa_memory, power, cap, energy, temp, util, throttle, ecc;
     int remap[4], hide;
     u32 gi, ci;
 } Device;
@@ -39,8 +39,8 @@ typedef struct { char function[64]; int index, sub; long long value, times; } Ru
 typedef struct { int from, number, to, state; } Link;                               /* `to` < 0: a switch */
 typedef struct { int a, b, level; } Topo;
 typedef struct { long long serial; int device; u64 type, data; u32 gi; } Happening;
-typedef struct { char uuid[96]; int sub; } Handle; /* outlives the device: an opaque pointer that always means the same one */
-typedef struct { long long seen; int count; struct { Handle *handle; u64 mask; } watched[MAX_DEVICES]; } EventSet;
+typedef struct { char uuid[96]; int sub, losses; } Handle; /* outlives the device: an opaque pointer that always means the same one */
+typedef struct { long long seen, epoch; int count; struct { Handle *handle; int losses; u64 mask; } watched[MAX_DEVICES]; } EventSet;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char world[4096], driver[80];
@@ -104,6 +104,7 @@ static void read_device(char **w, int n, int mig) {
     d->max_mig = number_of(w, n, "max_mig", 7);
     d->unified = number_of(w, n, "unified", 0);
     d->numa = number_of(w, n, "numa", -1);
+    d->affinity = number_of(w, n, "affinity", d->numa < 0 || d->numa > 62 ? -1 : 1LL << d->numa);
     d->numa_memory = number_of(w, n, "numa_memory", -1);
     d->power = number_of(w, n, "power", -1);
     d->cap = number_of(w, n, "cap", -1);
@@ -279,6 +280,7 @@ static int gate(const char *function, Handle *handle, Device **out) {
     Device *d = find_uuid(handle->uuid);
     int code = gate_at(function, d ? d->index : NONE, d ? d->sub : -1);
     *out = find_uuid(handle->uuid); /* the world may have moved meanwhile */
+    handle->losses += code == LOST;
     return code ? code : *out ? OK : handle->sub >= 0 ? INVALID : LOST;
 }
 
@@ -394,7 +396,7 @@ DEVICE_CALL(DeviceGetRemappedRows, (Handle *h, u32 *corrected, u32 *uncorrected,
             GIVE(corrected, d->remap[0]); *uncorrected = d->remap[1]; *pending = d->remap[2]; *failure = d->remap[3])
 DEVICE_CALL(DeviceGetNumaNodeId, (Handle *h, u32 *to), GIVE(to, d->numa_memory))
 DEVICE_CALL(DeviceGetMemoryAffinity, (Handle *h, u32 words, u64 *to, u32 scope), (void)scope; memset(to, 0, words * 8);
-            if (d->numa < 0 || (u32)d->numa >= 64 * words) code = NOT_SUPPORTED; else to[d->numa / 64] = 1ULL << d->numa % 64)
+            GIVE(to, d->affinity))
 
 /* --- links --- */
 
@@ -440,11 +442,12 @@ static long long last_serial(void) {
     for (int i = 0; i < n_happenings; i++) most = happenings[i].serial > most ? happenings[i].serial : most;
     return most;
 }
-SYSTEM_CALL(EventSetCreate, (EventSet **to), *to = calloc(1, sizeof **to); (*to)->seen = last_serial())
+SYSTEM_CALL(EventSetCreate, (EventSet **to), *to = calloc(1, sizeof **to); (*to)->seen = last_serial(); (*to)->epoch = epoch)
 SYSTEM_CALL(EventSetFree, (EventSet *set), free(set))
 DEVICE_CALL(DeviceGetSupportedEventTypes, (Handle *h, u64 *to), *to = d->sub < 0 ? 0xB : 0)
 DEVICE_CALL(DeviceRegisterEvents, (Handle *h, u64 mask, EventSet *set), if (set->count == MAX_DEVICES || mask & ~0xBULL) code = INVALID; else {
                 set->watched[set->count].handle = h;
+                set->watched[set->count].losses = h->losses;
                 set->watched[set->count++].mask = mask;
             })
 static int next_event(EventSet *set, Event *to) { /* the oldest unseen one of a watched device */
@@ -457,7 +460,9 @@ static int next_event(EventSet *set, Event *to) { /* the oldest unseen one of a 
     set->seen = best->serial;
     Device *d = find(best->device, -1);
     for (int i = 0; d && i < set->count; i++)
-        if (!strcmp(set->watched[i].handle->uuid, d->uuid) && set->watched[i].mask & best->type) {
+        /* a card that was lost since has forgotten who listens */
+        if (!strcmp(set->watched[i].handle->uuid, d->uuid) && set->watched[i].mask & best->type &&
+            set->watched[i].losses == set->watched[i].handle->losses) {
             *to = (Event){set->watched[i].handle, best->type, best->data, best->gi, 0xFFFFFFFFu};
             return OK;
         }
@@ -468,7 +473,7 @@ API int nvmlEventSetWait_v2(EventSet *set, Event *to, u32 timeout_ms) {
     for (u32 waited_ms = 0;; waited_ms += 2) {
         pthread_mutex_lock(&lock);
         int code = gate_at("EventSetWait_v2", NONE, -1);
-        if (code == OK) code = next_event(set, to);
+        if (code == OK) code = set->epoch == epoch ? next_event(set, to) : INVALID;
         pthread_mutex_unlock(&lock);
         if (code != TIMED_OUT || waited_ms >= timeout_ms) return code;
         nanosleep(&slice, NULL);
