@@ -8,6 +8,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from adapters.engines import vllm_size
@@ -62,7 +63,7 @@ class Vllm:
         """
         if spec.command and spec.levels is None and not any(word.startswith("--enable-sleep-mode") for word in spec.command):
             return ()
-        found = levels_of((*spec.command, *spec.engine_args, *spec.args))
+        found = levels_of((*spec.command, *spec.engine_args, *spec.args), spec.model)
         return found[:1] if spec.devices.kind == "cpu" else found
 
     def served_model(self, spec: ModelSpec) -> str:
@@ -96,7 +97,8 @@ class Vllm:
 
     async def estimate(self, spec: ModelSpec) -> Footprint:
         """From the model's folder and the flags; see :mod:`adapters.engines.vllm_size`."""
-        return await asyncio.to_thread(vllm_size.estimate, spec)
+        found = await asyncio.to_thread(vllm_size.estimate, spec)
+        return _in_whole_gib(found) if spec.devices.kind == "cpu" else found
 
     async def probe(self, endpoint: Endpoint, timeout_s: float) -> Probe:
         """See :func:`adapters.engines.vllm_state.probe`."""
@@ -189,6 +191,25 @@ def _sizes(plan: LaunchPlan) -> tuple[str, ...]:
     return (*kv, "--gpu-memory-utilization", f"{min(max(thousandths, 10), 1000) / 1000:g}")
 
 
+def _gib(kv_bytes: int) -> int:
+    """GiB of KV cache on the CPU: whole ones, at least one; rounded up, since less than one request does not start."""
+    return max(1, -(-kv_bytes // GIB))
+
+
+def _in_whole_gib(found: Footprint) -> Footprint:
+    """An estimate with the KV cache that the CPU's variable can say."""
+    if found.kv_bytes <= 0:
+        return found  # an encoder, which has none
+    more = _gib(found.kv_bytes) * GIB - found.kv_bytes
+    return replace(
+        found,
+        awake_bytes=found.awake_bytes + more,
+        start_peak_bytes=max(found.start_peak_bytes, found.awake_bytes + more),
+        kv_bytes=found.kv_bytes + more,
+        kv_min_bytes=_gib(found.kv_min_bytes) * GIB,
+    )
+
+
 def _environment(plan: LaunchPlan, kind: str) -> dict[str, str]:
     env = dict(_ENV)
     if plan.api_key:
@@ -196,7 +217,7 @@ def _environment(plan: LaunchPlan, kind: str) -> dict[str, str]:
     if kind == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""  # a seat on the CPU must not spill on a graphics card
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else each engine binds its threads to the same cores
-        env["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, -(-(plan.kv_bytes or 0) // GIB)))  # whole GiB; its own default is most of the host
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(_gib(plan.kv_bytes or 0))  # its own default is most of the host
         return env
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     visible = plan.device_uuid if plan.by_uuid or not plan.device_index else tuple(str(index) for index in plan.device_index)

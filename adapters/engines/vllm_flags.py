@@ -118,10 +118,10 @@ def owned_in(args: Iterable[str], env: Iterable[str] = ()) -> tuple[str, str]:
     return next(((name, name) for name in env if name in FIXED_ENV), ("", ""))
 
 
-def levels_of(args: Sequence[str]) -> tuple[int, ...]:
-    """Sleep levels that can be tried with these flags, shallowest first."""
+def levels_of(args: Sequence[str], model: str = "") -> tuple[int, ...]:
+    """Sleep levels that can be tried with these flags and this model, shallowest first."""
     given = _given(args)
-    form = given.get(_FORMAT, "auto").lower()
+    form = "gguf" if model.lower().endswith(".gguf") else given.get(_FORMAT, "auto").lower()
     if form in NEVER_SLEEPS:
         return ()
     quantization = next((given[name] for name in _QUANTIZATION if name in given), "")

@@ -11,7 +11,7 @@ from adapters.engines.vllm_flags import FIXED_ENV, OWNED, canonical, expandable_
 from adapters.registry import engines
 from scheduler.domain.errors import HotseatError, Permanent
 from scheduler.domain.ids import DeviceId, ModelName
-from scheduler.domain.model import DeviceWish, ModelSpec
+from scheduler.domain.model import DeclaredFootprint, DeviceWish, ModelSpec
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
 from scheduler.ports.engine import LaunchPlan
@@ -205,6 +205,24 @@ async def test_its_estimate_never_raises(tmp_path: Path) -> None:
         assert (await Vllm().estimate(spec_of(model=model))).awake_bytes > 0
 
 
+async def test_on_the_cpu_the_estimate_counts_whole_gibibytes_of_kv_cache() -> None:
+    def sized(kv_min: int, kv_max: int, kind: str | None = "cpu") -> ModelSpec:
+        said = DeclaredFootprint(weights_bytes=GIB, overhead_bytes=GIB, kv_min_bytes=kv_min, kv_max_bytes=kv_max)
+        return spec_of(footprint=said, devices=DeviceWish(kind=kind))
+
+    for spec in (sized(GIB // 2, GIB // 2), sized(GIB, GIB)):
+        found = await Vllm().estimate(spec)
+        assert found.kv_bytes % GIB == 0
+        assert found.kv_min_bytes % GIB == 0
+        assert found.kv_bytes >= found.kv_min_bytes >= GIB
+        assert found.awake_bytes >= 2 * GIB + found.kv_bytes
+        assert found.start_peak_bytes >= found.awake_bytes
+        line = Vllm().command(spec, replace(CPU, kv_bytes=found.kv_bytes))
+        assert int(line.env["VLLM_CPU_KVCACHE_SPACE"]) * GIB == found.kv_bytes  # what is claimed is what it takes
+    exact = await Vllm().estimate(sized(GIB // 2, GIB // 2, "nvidia"))
+    assert exact.kv_bytes % GIB != 0
+
+
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
@@ -308,6 +326,10 @@ def test_how_deep_it_may_sleep(args: tuple[str, ...], levels: tuple[int, ...]) -
     assert levels_of(args) == levels
     assert Vllm().levels(spec_of(engine_args=args)) == levels
     assert Vllm().levels(spec_of(args=args, devices=DeviceWish(kind="cpu"))) == levels[:1]
+
+
+def test_a_gguf_file_cannot_be_loaded_again() -> None:
+    assert Vllm().levels(spec_of(model="/models/x.Q4_K_M.GGUF")) == (1,)
 
 
 def test_a_command_of_the_operators_sleeps_only_when_somebody_says_so() -> None:
