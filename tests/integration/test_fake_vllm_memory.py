@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from adapters.engines.http import CallFailed
 from scheduler.domain.units import GIB
+from scheduler.ports.engine import Answer
 from tests.conformance.variants import wait_until
 from tests.support.behaviour import NEVER
 from tests.support.gpu_world import GpuWorld, gpu, mig
@@ -216,6 +218,25 @@ def test_a_worker_that_dies_takes_the_engine_with_it(tmp_path: Path, world: GpuW
         os.kill(running.workers()[0], signal.SIGKILL)
         assert running.ended() == 1
         assert "EngineDeadError" in running.lines()
+
+
+def test_a_worker_that_dies_can_go_unnoticed(tmp_path: Path, world: GpuWorld) -> None:
+    knobs = replace(sized(), death_unnoticed=True)
+    with fake_vllm(tmp_path, "-tp", "2", knobs=knobs, world=world, CUDA_VISIBLE_DEVICES="0,1") as running:
+        for pid in running.workers():
+            os.kill(pid, signal.SIGKILL)
+        seen(world, lambda: used(world) == [0, 0, 0])
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 1}
+        wait_until("requests hang", lambda: hangs(running, body))
+        assert running.get("/health").status == 200
+
+
+def hangs(running: VllmProcess, body: dict[str, Any]) -> bool:
+    try:
+        running.post("/v1/completions", body, timeout_s=0.2)
+    except CallFailed as error:
+        return error.kind is Answer.SILENT
+    return False
 
 
 def start_two(tmp_path: Path, world: GpuWorld, profiling: str, then: Callable[[VllmProcess, VllmProcess], None]) -> None:

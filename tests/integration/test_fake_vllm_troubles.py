@@ -51,6 +51,15 @@ def test_a_vllm_for_the_cpu_has_no_sleep_mode(tmp_path: Path) -> None:
     assert "Sleep mode is not supported on current platform" in ended.stderr
 
 
+def test_some_do_not_start_with_sleep_mode(tmp_path: Path) -> None:
+    knobs = VllmKnobs(sleep_mode_breaks_start=True)
+    with fake_vllm(tmp_path, SLEEPY, knobs=knobs, ready=False) as running:
+        assert running.ended() == 1
+        assert "illegal instruction" in running.lines()
+    with fake_vllm(tmp_path, knobs=knobs) as running:
+        assert running.complete()["text"]
+
+
 def test_an_embedder_answers_vectors_and_nothing_else(tmp_path: Path) -> None:
     with fake_vllm(tmp_path, SLEEPY, "--runner", "pooling") as running:
 

@@ -84,6 +84,7 @@ class Behaviour:
     sleep_frees_nothing: bool = False
     sleep_says_level: int | None = None  # what the reply says, whatever was asked
     sleep_while_running_crashes: bool = False  # 200, and two seconds later it is gone
+    sleep_after_requests_crashes: bool = False  # once it has answered one, it dies when it is put to sleep
     # wake
     wake_s: float = 1.0
     wake_bps: float = 0.0  # instead of wake_s

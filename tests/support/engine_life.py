@@ -114,7 +114,7 @@ class EngineLife:
         self._weights_lost = self._spoiled = self._stale_cache = self._wedged = False
         self._fresh = False  # no request since a wake ...
         self._fresh_from = 0  # ... from this level
-        self._slowed = False
+        self._slowed = self._answered = False
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -228,6 +228,9 @@ class EngineLife:
         if self._sleeps <= self.behaviour.sleep_errors + self.behaviour.sleep_hangs:
             return Reply(at_s=NEVER)
         self.paused, self._rejects = True, False
+        if self._answered and self.behaviour.sleep_after_requests_crashes:
+            self.end(ILLEGAL)
+            return Reply(at_s=now_s, error=ILLEGAL.text)
         if level == 0:
             return Reply(at_s=now_s, level=said)
         takes_s = self._sleep_takes_s(level)
@@ -307,6 +310,10 @@ class EngineLife:
         self.gone_tags.add(tag)
         self._become(Stage.ASLEEP, now_s)
 
+    def wedge(self) -> None:
+        """From now on requests hang, and nothing else tells."""
+        self._wedged = True
+
     def reset_cache(self) -> None:
         """Its prefix cache is emptied."""
         self._stale_cache = False
@@ -332,6 +339,7 @@ class EngineLife:
         if self._wedged:
             return Fate.HANGS
         fresh, self._fresh = self._fresh, False
+        self._answered = True
         if fresh and knobs.dies_on_first_request_after_wake:
             self.end(ILLEGAL)
             return Fate.ENDS

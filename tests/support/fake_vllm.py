@@ -152,6 +152,9 @@ class FakeVllm(ControlDesk):
             return
         if pid not in self._workers or self.life.stage is Stage.ENDED or self.engine_dead:
             return
+        if self.knobs.death_unnoticed:
+            self.life.wedge()
+            return
         self.engine_dead = True
         say(f"(APIServer pid={os.getpid()}) ERROR 11-30 12:00:00 [core_client.py:600] Engine core proc EngineCore_DP0 died unexpectedly.")
         ended = Ended(exit_code=1, code=Code.CRASHED, text="vllm.v1.engine.exceptions.EngineDeadError: a worker has died")
@@ -424,7 +427,10 @@ def main(argv: Sequence[str]) -> int:
 async def _live(options: Options, knobs: VllmKnobs, attempt: int, workers: Sequence[int], cards: Cards | None) -> int:
     card_bytes = min(cards.world.capacity(uuid) for uuid in cards.uuids) if cards is not None else None
     life = EngineLife(behaviour_of(knobs, options, card_bytes), attempt, time.monotonic(), cards)
-    if cards is not None and card_bytes is not None and cards.room() < card_bytes * options.utilization:
+    if knobs.sleep_mode_breaks_start and options.sleep_mode:
+        text = "RuntimeError: CUDA error: an illegal instruction was encountered"
+        life.fail_start(StartFailure(code=Code.CRASHED, after_s=0.0, text=text))
+    elif cards is not None and card_bytes is not None and cards.room() < card_bytes * options.utilization:
         text = vllm_words.too_little_free(cards.room(), card_bytes, options.utilization)
         life.fail_start(StartFailure(code=Code.DEVICE_OOM, after_s=0.0, text=text))
     try:

@@ -44,6 +44,8 @@ class VllmKnobs:
     old_metric_names: bool = False
     workers_outlive: bool = False  # the leader is killed, and its workers keep the memory
     watchdog_s: float = 5.0  # how long the server outlives its workers
+    death_unnoticed: bool = False  # workers die, and the server is healthy while its requests hang
+    sleep_mode_breaks_start: bool = False  # it starts only without --enable-sleep-mode
     starts_file: str = ""
     says: str = ""
 

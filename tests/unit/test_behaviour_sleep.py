@@ -345,6 +345,23 @@ def test_a_sleeper_that_was_resumed_dies_of_the_next_request() -> None:
     assert harmless.request(10.0) is Fate.ANSWERED
 
 
+def test_a_sleep_after_requests_can_be_the_end() -> None:
+    untouched = asleep(sleep_after_requests_crashes=True)
+    assert untouched.stage is Stage.ASLEEP
+    life = alive(sleep_after_requests_crashes=True)
+    life.request(1.0)
+    assert "illegal" in life.sleep(1.0, 1).error
+    assert life.ended is not None
+
+
+def test_it_can_be_wedged_at_any_time() -> None:
+    life = alive()
+    assert life.request(1.0) is Fate.ANSWERED
+    life.wedge()
+    assert life.request(1.0) is Fate.HANGS
+    assert life.answer(1.0) is Answer.READY
+
+
 def test_a_sleep_under_running_requests_is_answered_and_then_kills() -> None:
     life = alive(sleep_while_running_crashes=True)
     reply = life.sleep(1.0, 1, running=2)
