@@ -17,5 +17,5 @@ def roomy(proc: str = "") -> HostMemory:
 
 
 if __name__ == "__main__":
-    host.read_host_memory = roomy
+    host.read_host_memory = roomy  # type: ignore[attr-defined]
     sys.exit(main())
