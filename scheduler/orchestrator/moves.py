@@ -23,7 +23,7 @@ from scheduler.orchestrator import lifecycle
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CutLeases, FinishAction, Measure, SaveMove, Stop
 from scheduler.orchestrator.state import FORCE_GRACE_S, Wish
-from scheduler.orchestrator.view import grows_beside, picture, restless, target
+from scheduler.orchestrator.view import grows_beside, may_sit, picture, restless, target
 from scheduler.planner.feasible import admits_growth, gap_on
 
 #: How long a grow waits for measured room after all shrinks are through, before the move is given up with an alarm.
@@ -213,7 +213,7 @@ def _admit(ctx: Context, move: Move, step: Step) -> MoveState | None:
     now = picture(ctx.state, instance.model)  # what others use now, not the most of the last minutes
     goal = target(ctx.state, instance.model)
     devices = instance.devices if instance.phase is Phase.ASLEEP else step.devices
-    if devices not in goal.sets:
+    if devices not in goal.sets and not may_sit(ctx.state, ctx.state.models[instance.model], devices):
         return _elsewhere(ctx, move, step)
     if any(restless(i) and i.id != instance.id and set(devices) & set(i.devices) for i in ctx.state.instances.values()):
         return None  # a crash or a finding came between: it ends by its own deadline

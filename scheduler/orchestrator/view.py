@@ -1,8 +1,7 @@
 """The reducer's state as the planner sees it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import combinations, islice
 from math import isfinite
 
 from scheduler.domain.claims import Footprint, Source
@@ -15,6 +14,7 @@ from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import human_seconds
 from scheduler.orchestrator.state import State
 from scheduler.planner.feasible import fits_alone, most_bytes
+from scheduler.planner.gangs import gangs, is_gang
 from scheduler.planner.inputs import Availability, DeviceView, Exit, HostView, Picture, Seat, Target
 from scheduler.planner.turns import gate_before, turn_length
 
@@ -22,8 +22,6 @@ from scheduler.planner.turns import gate_before, turn_length
 WEIGHT = {ModelClass.INTERACTIVE: 1.0, ModelClass.STANDARD: 0.5, ModelClass.BATCH: 0.1}
 #: Recency of use as the chance to be asked again soon: 1 / (1 + idle / 3 min), scheduling.md section 5.
 RECENCY_S = 180.0
-#: Gangs looked at for one model: all of 4 out of 8; of more than that the first in order.
-MOST_GANGS = 70
 
 
 def picture(state: State, beneficiary: ModelName | None = None) -> Picture:
@@ -285,30 +283,31 @@ def device_sets(state: State, spec: ModelSpec, claimed: Mapping[DeviceId, int] |
 
     More than one device are a gang: of equal devices, within the tightest link island that has enough of them.
     """
-    kinds = (spec.devices.kind,) if spec.devices.kind else state.facts_of(spec.name).kinds
-    allowed = [d for d in state.devices.values() if _allowed(d, spec, kinds)]
+    kinds, allowed = _kinds(state, spec), _allowed_devices(state, spec)
     held = claimed if claimed is not None else {d.id: state.claimed_on(d.id) for d in allowed}
-    allowed.sort(key=lambda d: (kinds.index(d.kind), held[d.id] - d.usable_bytes, d.index, d.id))
-    if spec.devices.count > 1:
+    if spec.devices.count > 1:  # more sets than are looked at: those that are not on the move come first
+        owned = state.owned_devices()
+        allowed.sort(key=lambda d: (kinds.index(d.kind), d.id in owned, held[d.id] - d.usable_bytes, d.index, d.id))
         return gangs(allowed, spec.devices.count)
+    allowed.sort(key=lambda d: (kinds.index(d.kind), held[d.id] - d.usable_bytes, d.index, d.id))
     return tuple((d.id,) for d in allowed)
 
 
-def gangs(allowed: Sequence[DeviceInfo], count: int) -> tuple[tuple[DeviceId, ...], ...]:
-    """Sets of ``count`` equal devices, the tightest linked first, in the order given otherwise; at most MOST_GANGS of them."""
-    whole = [d for d in allowed if d.parent is None]  # a process uses one MIG instance only
-    depth = max((len(d.islands) for d in whole), default=0)
-    found: list[tuple[DeviceId, ...]] = []
-    for level in range(depth + 1):  # the last level is the host: any equal devices
-        islands: dict[tuple[object, ...], list[DeviceInfo]] = {}
-        for d in whole:
-            island = d.islands[level] if level < len(d.islands) else ""
-            islands.setdefault((d.kind, d.name, d.capacity_bytes, island), []).append(d)
-        for members in islands.values():
-            found += [tuple(sorted(d.id for d in gang)) for gang in islice(combinations(members, count), MOST_GANGS)]
-        if found:
-            break  # a looser island is no seat while a tighter one is large enough
-    return tuple(dict.fromkeys(found))[:MOST_GANGS]
+def may_sit(state: State, spec: ModelSpec, devices: tuple[DeviceId, ...]) -> bool:
+    """Whether a model may be started on this very set."""
+    allowed = _allowed_devices(state, spec)
+    if spec.devices.count > 1:
+        return is_gang(devices, allowed, spec.devices.count)
+    return len(devices) == 1 and devices[0] in {d.id for d in allowed}
+
+
+def _kinds(state: State, spec: ModelSpec) -> tuple[str, ...]:
+    return (spec.devices.kind,) if spec.devices.kind else state.facts_of(spec.name).kinds
+
+
+def _allowed_devices(state: State, spec: ModelSpec) -> list[DeviceInfo]:
+    kinds = _kinds(state, spec)
+    return [d for d in state.devices.values() if _allowed(d, spec, kinds)]
 
 
 def _allowed(device: DeviceInfo, spec: ModelSpec, kinds: tuple[str, ...]) -> bool:
