@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from adapters.engines.declared import with_declared
 from adapters.engines.exits import explain
-from adapters.engines.http import CallFailed, Reply, get, post
+from adapters.engines.http import CallFailed, get
 from adapters.engines.placing import check_program, expand_all, values_of
+from adapters.engines.steps import says_asleep, sleep_by_steps, take_steps
 from scheduler.domain.claims import Footprint
 from scheduler.domain.errors import HotseatError, Permanent, Temporary
 from scheduler.domain.model import ModelSpec
@@ -20,8 +21,6 @@ from scheduler.ports.engine import Answer, CommandLine, Endpoint, LaunchPlan, Pr
 from scheduler.ports.launcher import ExitInfo
 
 DEFAULT_READY_PATH = "/health"
-#: Where vLLM, and whoever follows it, says whether it sleeps; asked only of engines that have sleep steps.
-SLEEP_STATE_PATH = "/is_sleeping"
 #: What an unknown program is taken for until it was measured or its sizes were declared.
 GUESS_BYTES = GIB
 WAKE_POLL_S = 0.1
@@ -76,7 +75,7 @@ class Command:
                 return Probe(answer=Answer.STARTING, detail=f"{path} answers 503")
             if reply.status != 200:
                 return Probe(answer=Answer.BROKEN, detail=f"{path} answers {reply.status}; `ready: {{path: ...}}` names another path")
-            if endpoint.sleep_paths and await _says_asleep(endpoint, timeout_s):
+            if endpoint.sleep_paths and await says_asleep(endpoint, timeout_s):
                 return Probe(answer=Answer.ASLEEP)
         except CallFailed as error:
             return Probe(answer=error.kind, detail=error.message)
@@ -85,20 +84,14 @@ class Command:
         return Probe(answer=Answer.READY)
 
     async def sleep(self, endpoint: Endpoint, level: int, timeout_s: float) -> int:
-        """POST the sleep steps. The level of the last reply counts when it names one."""
-        reached = level
-        for reply in await _steps(endpoint, endpoint.sleep_paths, timeout_s, Code.SLEEP_FAILED):
-            body = reply.json()
-            said = body.get("level") if isinstance(body, dict) else None
-            if isinstance(said, int):
-                reached = said
-        return reached
+        """POST the sleep steps; see :func:`adapters.engines.steps.sleep_by_steps`."""
+        return await sleep_by_steps(endpoint, level, timeout_s)
 
     async def wake(self, endpoint: Endpoint, level: int, timeout_s: float) -> None:
         """POST the wake steps, then wait until it answers as ready."""
         try:
             async with asyncio.timeout(timeout_s):
-                await _steps(endpoint, endpoint.wake_paths, timeout_s, Code.WAKE_FAILED)
+                await take_steps(endpoint, endpoint.wake_paths, timeout_s, Code.WAKE_FAILED)
                 while (seen := await self.probe(endpoint, timeout_s)).answer is not Answer.READY:
                     if seen.answer in (Answer.REFUSED, Answer.BROKEN):
                         raise Temporary(f"after the wake steps: {seen.detail}", retry_after_s=1.0, code=Code.WAKE_FAILED)
@@ -116,27 +109,3 @@ def _program(spec: ModelSpec) -> tuple[str, ...]:
     if not program:
         raise Permanent(f"{spec.name} has no command", code=Code.EXECUTABLE_MISSING, fix="set `command`")
     return program
-
-
-async def _steps(endpoint: Endpoint, steps: Sequence[tuple[str, float]], timeout_s: float, code: Code) -> list[Reply]:
-    """POST them one after the other, all within ``timeout_s``. Raises Temporary with ``code``."""
-    replies: list[Reply] = []
-    try:
-        async with asyncio.timeout(timeout_s):
-            for path, step_timeout_s in steps:
-                reply = await post(endpoint.base_url, path, timeout_s=step_timeout_s, api_key=endpoint.api_key)
-                if not 200 <= reply.status < 300:
-                    raise Temporary(f"POST {path} answered {reply.status}: {reply.text()[:200]}", retry_after_s=1.0, code=code)
-                replies.append(reply)
-    except CallFailed as error:
-        raise Temporary(error.message, retry_after_s=1.0, code=code) from error
-    except TimeoutError:
-        raise Temporary(f"{len(replies)} of {len(steps)} steps were done after {timeout_s:g} s", retry_after_s=1.0, code=code) from None
-    return replies
-
-
-async def _says_asleep(endpoint: Endpoint, timeout_s: float) -> bool:
-    """Any answer but a plain yes is a no. Raises CallFailed without one: a sleeper that was not heard is not ready."""
-    reply = await get(endpoint.base_url, SLEEP_STATE_PATH, timeout_s=timeout_s, api_key=endpoint.api_key)
-    body = reply.json()
-    return reply.status == 200 and isinstance(body, dict) and body.get("is_sleeping") is True

@@ -64,6 +64,19 @@ def holds_all(pids: Iterable[int], inodes: frozenset[bytes], proc: str = PROC) -
     return True
 
 
+def find_holders(port: int, pids: Iterable[int], proc: str = PROC) -> frozenset[int]:
+    """Which of these processes hold a socket that takes connections to 127.0.0.1:``port``; those we may not look into do not count."""
+    wanted = {b"socket:[%s]" % inode for inode in find_listeners(port, proc)}
+    found = set()
+    for pid in pids if wanted else ():
+        try:
+            if wanted & _open_files(f"{proc}/{pid}/fd"):
+                found.add(pid)
+        except OSError:
+            continue  # ended meanwhile, or another user's
+    return frozenset(found)
+
+
 def _open_files(folder: str) -> set[bytes]:
     links = set()
     for name in os.listdir(folder):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from adapters.launchers.gate import WaitingChild, open_gate, start_waiting
 from adapters.launchers.groups import GroupMemory, find_members, find_owned
 from adapters.launchers.leaders import Leaders
-from adapters.launchers.ports import PortChooser, find_listeners, holds_all
+from adapters.launchers.ports import PortChooser, find_holders, find_listeners, holds_all
 from adapters.launchers.scans import SharedScans
 from adapters.launchers.signals import signal_members
 from adapters.procfs.processes import PROC, ProcessScanner, ProcessTable, Stat, read_activity, read_boot_id, read_origin
@@ -175,6 +175,16 @@ class ProcessLauncher:
     def _owns_port(self, pids: Sequence[int], port: int) -> bool | None:
         inodes = find_listeners(port, self._proc)
         return holds_all(pids, inodes, self._proc) if inodes and pids else False
+
+    async def listener(self, port: int) -> ProcessHandle | None:
+        """See the port. Of several that share the socket (a server and its forked children) the topmost one."""
+        table = await self._scans.table()
+        pids = await asyncio.to_thread(find_holders, port, list(table.by_pid), self._proc)
+        top = [pid for pid in pids if table.by_pid[pid].parent not in pids and not table.by_pid[pid].dead]
+        if not top:
+            return None
+        stat = min((table.by_pid[pid] for pid in top), key=lambda found: found.start_ticks)
+        return ProcessHandle(boot_id=self._boot_id, pid=stat.pid, start_ticks=stat.start_ticks)
 
     async def activity(self, handle: ProcessHandle, log_path: str) -> int:
         """See the port. What cannot be read (another user's process) counts as nothing."""

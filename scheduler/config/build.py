@@ -99,6 +99,7 @@ def _model(context: Context, name: str, model: ModelSection) -> ModelSpec:
         args=tuple(model.args),
         env=_env(context, entry.env_file if entry is not None else None, model),
         cwd=str(context.resolve(model.cwd)) if model.cwd else "",
+        url=model.url or "",
         upstream_model=model.upstream_model or "",
         ready_path=model.ready.path,
         sleep_steps=tuple(HttpStep(path=step.post, timeout_s=step.timeout) for step in model.sleep_steps),

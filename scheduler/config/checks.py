@@ -14,7 +14,7 @@ from scheduler.config.walk import dotted
 from scheduler.config.yaml_data import Loc
 
 #: Engines of the specification that no adapter exists for yet.
-ENGINES_LATER = ("sglang", "ollama", "furiosa", "rebellions", "attached")
+ENGINES_LATER = ("sglang", "ollama", "furiosa", "rebellions")
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
 

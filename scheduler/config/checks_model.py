@@ -1,5 +1,6 @@
 """Checks of single models and engines across their keys."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from scheduler.config.checks import ENGINES_LATER
@@ -9,6 +10,8 @@ from scheduler.config.schema_model import ModelSection
 from scheduler.config.yaml_data import Loc
 from scheduler.domain.placeholders import env_names, uses
 
+ATTACHED = "attached"  # the engine type of somebody else's processes
+_LOCAL_URL = re.compile(r"http://(127\.0\.0\.1|localhost):[1-9]\d{0,4}/?")
 COMMAND = "command"  # the engine type whose program the operator writes
 #: Engines that cannot do without the key ``model`` -> what it may be.
 NEEDS_MODEL = {"llamacpp": "/path/to/weights.gguf", "vllm": "/path/to/folder, or the id of a model"}
@@ -47,6 +50,7 @@ def check_model(context: Context, name: str) -> None:
         _check_program(context, loc, model, kind)
         _check_flags(context, (*loc, "args"), model.args, kind)
         _check_steps(context, loc, model, kind)
+        _check_url(context, loc, model, kind)
     for variable in model.env:
         trouble = name_problem(variable)
         if trouble is not None:
@@ -134,12 +138,32 @@ def _check_steps(context: Context, loc: Loc, model: ModelSection, kind: str) -> 
             place = (*loc, key, index)
             if not step.post and not context.given(*place, "post"):
                 context.report(place, "missing_key", "a step needs post", "write {post: /path}")
-        if steps and kind != COMMAND:
-            message = f"{key} is for the engine {COMMAND}; {kind} knows its own calls"
+        if steps and kind not in (COMMAND, ATTACHED):
+            message = f"{key} is for the engines {COMMAND} and {ATTACHED}; {kind} knows its own calls"
             context.report((*loc, key), "bad_value", message, "remove it", key=True)
     for key, other in (("sleep_steps", "wake_steps"), ("wake_steps", "sleep_steps")):
-        if kind == COMMAND and getattr(model, key) and not getattr(model, other) and not context.given(*loc, other):
+        if kind in (COMMAND, ATTACHED) and getattr(model, key) and not getattr(model, other) and not context.given(*loc, other):
             context.report((*loc, key), "missing_key", f"{key} without {other}", f"add {other}", key=True)
+
+
+def _check_url(context: Context, loc: Loc, model: ModelSection, kind: str) -> None:
+    if kind != ATTACHED:
+        if model.url is not None:
+            message = f"url is for the engine {ATTACHED}; an engine of type {kind} is started by hotseat, on a port it chooses"
+            context.report((*loc, "url"), "bad_value", message, "remove it", key=True)
+        return
+    example = "write url: http://127.0.0.1:PORT"
+    if model.url is None:
+        if not context.given(*loc, "url"):
+            context.report(loc, "missing_key", f"model {loc[-1]!r}: the engine {ATTACHED} needs the key url", example, key=True)
+    elif _LOCAL_URL.fullmatch(model.url) is None:
+        context.report((*loc, "url"), "bad_value", f"{model.url!r} is not a plain HTTP address of this host", example)
+    if not model.devices.ids and not context.given(*loc, "devices", "ids"):
+        message = f"model {loc[-1]!r}: hotseat does not start it, so it has to be told which devices it sits on"
+        context.report(loc, "missing_key", message, "add devices: {ids: [gpu0]}", key=True)
+    for key in ("command", "args", "env", "env_file", "cwd", "model"):
+        if context.given(*loc, key):
+            context.report((*loc, key), "bad_value", f"{key} has no effect on the engine {ATTACHED}", "remove it", key=True)
 
 
 def _check_environ(context: Context, texts: Sequence[tuple[Loc, Sequence[str] | dict[str, str]]]) -> None:

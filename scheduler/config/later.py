@@ -27,7 +27,6 @@ LATER: Mapping[str, Later] = {
     "devices.declared[].usage_command": Later("remove it; only the kind cpu can be declared, and it is measured", (None, [])),
     "devices.declared[].env": Later("remove it; put env into the model", (None, {})),
     "models.*.stop_command": Later("remove it; the engine's processes get TERM, then KILL", (None, [])),
-    "models.*.url": Later("remove it; let hotseat start the engine with engine: command", (None, "")),
     "models.*.filters": Later("remove it; set these parameters in the client", (None, {})),
     "models.*.apart_from": Later("remove it, or name different devices.ids", (None, [])),
     "models.*.variants": Later("keep one way to run it, or make each variant a model of its own", (None, [])),

@@ -81,10 +81,11 @@ class ModelSection(Section):
     env: dict[str, Template] = key(dict, "mapping of texts", "Environment of the engine, above both env files.")
     env_file: Name | None = key(None, "path", "File of NAME=VALUE lines, above the engine's `env_file`.")
     cwd: Name | None = key(None, "path", "Working folder of the engine.")
+    url: Name | None = key(None, "http://127.0.0.1:PORT", "Engine `attached`, required: where somebody else's engine on this host answers.")
     upstream_model: Name | None = key(None, "text", "The name the engine knows the model by, when it is not ours.")
     ready: ReadySection = key(ReadySection, "section", "How to see that the engine is ready.")
-    sleep_steps: list[StepSection] = key(list, "list of steps", "Engine `command`: the calls that put it to sleep.")
-    wake_steps: list[StepSection] = key(list, "list of steps", "Engine `command`: the calls that wake it.")
+    sleep_steps: list[StepSection] = key(list, "list of steps", "Engines `command` and `attached`: the calls that put it to sleep.")
+    wake_steps: list[StepSection] = key(list, "list of steps", "Engines `command` and `attached`: the calls that wake it.")
     devices: WishSection = key(WishSection, "section", "Where the model may sit.")
     footprint: FootprintSection = key(
         FootprintSection, "section", "Bytes per device, as far as you know them. What is missing is estimated, then measured."

@@ -1,6 +1,7 @@
 """A model as its operator described it. Pure data; the config room builds it, the planner reads it."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
@@ -71,6 +72,7 @@ class ModelSpec:
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     cwd: str = ""
+    url: str = ""  # engine `attached`: where somebody else's engine answers, http://127.0.0.1:PORT
     upstream_model: str = ""
     ready_path: str = ""
     sleep_steps: tuple[HttpStep, ...] = ()
@@ -91,7 +93,7 @@ class ModelSpec:
 
     def fingerprint(self) -> str:
         """Hash over what an engine process was started with; a different one means the process is stale."""
-        parts = [f"{name}={getattr(self, name)!r}" for name in RESTART_FIELDS]
+        parts = [f"{name}={getattr(self, name)!r}" for name in RESTART_FIELDS if getattr(self, name) != _NEUTRAL.get(name)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -105,6 +107,7 @@ RESTART_FIELDS: tuple[str, ...] = (
     "args",
     "env",
     "cwd",
+    "url",
     "upstream_model",
     "ready_path",
     "sleep_steps",
@@ -112,5 +115,8 @@ RESTART_FIELDS: tuple[str, ...] = (
     "devices",
     "footprint",
 )
+
+#: Values of fields that came later: with them a definition is the one it was before, and so is what was learned of it.
+_NEUTRAL: Mapping[str, object] = {"url": ""}
 
 assert set(RESTART_FIELDS) <= {f.name for f in fields(ModelSpec)}

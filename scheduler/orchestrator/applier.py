@@ -35,7 +35,7 @@ from scheduler.orchestrator.executor import Executor
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.supervisor import Supervisor, reason_of
-from scheduler.ports.engine import LaunchPlan
+from scheduler.ports.engine import Attaches, LaunchPlan
 
 log = logging.getLogger(__name__)
 
@@ -200,8 +200,10 @@ class Applier:
         infos = [self._state.devices[d] for d in effect.devices]
         pins = {device: pin for source in self._parts.sources for device, pin in source.pins().items()}
         found = [pins.get(info.id, Pin(index=info.index, uuid=info.uuid)) for info in infos]
+        spec = self._state.models[model_of(effect.instance)]
+        engine: object = self._parts.engines[spec.engine]
         return LaunchPlan(
-            port=self._parts.launcher.free_port(),
+            port=engine.port(spec) if isinstance(engine, Attaches) else self._parts.launcher.free_port(),
             devices=effect.devices,
             device_index=tuple(pin.index for pin in found),
             device_uuid=tuple(pin.uuid for pin in found),

@@ -204,6 +204,7 @@ class ModelsChanged(Happening):
     levels: Mapping[ModelName, tuple[int, ...]]
     guesses: Mapping[ModelName, Footprint]
     kinds: Mapping[ModelName, tuple[str, ...]]
+    attached: frozenset[ModelName] = frozenset()  # somebody else's engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

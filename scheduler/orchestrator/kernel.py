@@ -25,6 +25,7 @@ from scheduler.orchestrator.recovery import close_moves, load_rows, reap, restar
 from scheduler.orchestrator.sampling import Sampler
 from scheduler.orchestrator.state import Policy, State
 from scheduler.ports.device import DeviceSource
+from scheduler.ports.engine import Attaches
 from scheduler.store.connection import Connection
 from scheduler.store.devices import load_devices, save_devices
 from scheduler.store.events import append_event
@@ -171,7 +172,9 @@ class Kernel:
             levels[name] = able if spec.levels is None else tuple(n for n in able if n in spec.levels)
             kinds[name] = engine.device_kinds
             guesses[name] = await engine.estimate(spec)
-        return ModelsChanged(at_s=self.parts.clock.monotonic(), models=models, levels=levels, guesses=guesses, kinds=kinds)
+        foreign = frozenset(name for name, spec in models.items() if isinstance(self.parts.engines[spec.engine], Attaches))
+        now_s = self.parts.clock.monotonic()
+        return ModelsChanged(at_s=now_s, models=models, levels=levels, guesses=guesses, kinds=kinds, attached=foreign)
 
     async def _register(self, models: Mapping[ModelName, ModelSpec]) -> set[ModelName]:
         """Write the registry; returns the models whose definition is another than the stored one."""

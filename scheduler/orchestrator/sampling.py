@@ -6,14 +6,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from scheduler.domain.device import DeviceSample, HostSample
-from scheduler.domain.ids import DeviceId, Holder, InstanceId, holder_of
+from scheduler.domain.ids import DeviceId, Holder, InstanceId, ModelName, holder_of, instance_id
 from scheduler.domain.instance import GROWING_PHASES, SHRINKING_PHASES
+from scheduler.domain.model import ModelSpec
 from scheduler.orchestrator.devices import BLIND
 from scheduler.orchestrator.events import Happening, Sampled
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.supervisor import Supervisor
 from scheduler.ports.device import DeviceSource
+from scheduler.ports.engine import Attaches
+from scheduler.ports.launcher import ProcessHandle
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -22,6 +25,8 @@ log = logging.getLogger(__name__)
 FAST_S = 0.25
 #: Seconds between attempts to list devices that could not be listed.
 BLIND_S = 10.0
+#: Seconds between looks for an attached engine that is not there: each looks into every process.
+LISTENER_EVERY_S = 5.0
 
 
 class Sampler:
@@ -42,6 +47,7 @@ class Sampler:
         self._poked = asyncio.Event()
         self._changed = changed
         self._failing: set[str] = set()
+        self._strangers: dict[ModelName, tuple[ProcessHandle | None, float]] = {}
         self._list_at_s = parts.clock.monotonic() + BLIND_S
         self._generations = {id(source): source.generation for source in parts.sources}
 
@@ -116,4 +122,23 @@ class Sampler:
             pids = await self._parts.launcher.members(handle) if handle is not None else frozenset[int]()
             for device in instance.devices:
                 groups.setdefault(device, {})[holder_of(instance.id)] = pids
+        for name, spec in self._state.models.items():
+            if self._state.facts_of(name).attached and not self._state.has_process(instance_id(name)):
+                pids = await self._found(name, spec)
+                for device in spec.devices.ids:
+                    groups.setdefault(device, {})[holder_of(instance_id(name))] = pids
         return groups
+
+    async def _found(self, name: ModelName, spec: ModelSpec) -> frozenset[int]:
+        """Processes of an attached engine that was not taken in yet: what it holds is its own already, not somebody else's."""
+        engine: object = self._parts.engines[spec.engine]
+        if not isinstance(engine, Attaches):
+            return frozenset()
+        known, at_s = self._strangers.get(name, (None, float("-inf")))
+        now_s = self._parts.clock.monotonic()
+        if known is None and now_s < at_s + LISTENER_EVERY_S:
+            return frozenset()
+        if known is None or not await self._parts.launcher.leader_alive(known):
+            known = await self._parts.launcher.listener(engine.port(spec))
+            self._strangers[name] = (known, now_s)
+        return await self._parts.launcher.members(known) if known is not None else frozenset()

@@ -99,6 +99,7 @@ class ModelFacts:
     """What is remembered per model besides its definition."""
 
     levels: tuple[int, ...] = ()
+    attached: bool = False  # somebody else's process: it is never stopped
     kinds: tuple[str, ...] = ()  # kinds of device its engine runs on, preferred first
     guess: Footprint = field(default_factory=lambda: Footprint(awake_bytes=GIB))
     learned: Learned = field(default_factory=Learned)
@@ -246,6 +247,11 @@ class State:
     def with_process(self) -> Iterator[Instance]:
         """Instances whose engine process may exist."""
         return (i for i in self.instances.values() if i.has_process)
+
+    def has_process(self, instance: InstanceId) -> bool:
+        """Whether an engine process of this instance may exist."""
+        found = self.instances.get(instance)
+        return found is not None and found.has_process
 
     def busy(self, instance: InstanceId) -> bool:
         """Whether requests run on it."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scheduler.domain.errors import HotseatError, Permanent
+from scheduler.domain.errors import HotseatError, Permanent, Temporary
 from scheduler.domain.ids import InstanceId, LaunchId
 from scheduler.domain.launch import LaunchRecord
 from scheduler.domain.model import ModelSpec
@@ -31,7 +31,7 @@ from scheduler.orchestrator.events import (
 )
 from scheduler.orchestrator.looks import Looks
 from scheduler.orchestrator.parts import Parts
-from scheduler.ports.engine import Answer, CanSleep, CountsRequests, Endpoint, Engine, Probe, WarmsUp
+from scheduler.ports.engine import Answer, Attaches, CanSleep, CountsRequests, Endpoint, Engine, Probe, WarmsUp
 from scheduler.ports.launcher import ExitInfo, Gate, ProcessHandle, SpawnRequest
 from scheduler.store.instances import set_launch_process
 from scheduler.telemetry.tasks import TaskScope
@@ -187,7 +187,7 @@ class Supervisor:
         assert engine is not None
         try:
             await engine.preflight(self._spec)
-            await self._exec(record)
+            await (self._attach(record) if self._is_attached() else self._exec(record))
         except Exception as error:
             if not isinstance(error, HotseatError):
                 log.exception("%s: its start failed", self.instance)
@@ -218,6 +218,17 @@ class Supervisor:
         except BaseException:
             await gate.abandon()
             raise
+
+    async def _attach(self, record: LaunchRecord) -> None:
+        """Take in a process that somebody else has started."""
+        handle = await self._parts.launcher.listener(record.port)
+        if handle is None:
+            text = f"nobody listens on port {record.port}, or it is another user's process that cannot be looked at"
+            fix = "start the engine: hotseat only takes it in; run both as the same user, or hotseat as root"
+            raise Temporary(text, retry_after_s=5.0, code=Code.ENGINE_LOST, fix=fix)
+        self.handle = handle
+        await self._commit_process(record.id, handle)
+        self._watch = self._scope.spawn(self._watch_leader(record.id, handle), "watch")
 
     async def _commit_process(self, launch: LaunchId, handle: ProcessHandle) -> None:
         """A store that takes no rows is no fault of the engine: the child waits at its gate, where it holds next to nothing.
@@ -277,6 +288,8 @@ class Supervisor:
             return True
         if theirs or found.answer not in (Answer.READY, Answer.ASLEEP):
             return False
+        if found.answer is Answer.ASLEEP and self._is_attached():
+            return await self._wake_found(found, progress, launch)
         self.record = replace(record, version=found.version or record.version)
         golden = await self._warm_up(found, progress, launch)
         if golden is None:
@@ -298,6 +311,16 @@ class Supervisor:
                 progress.odd = error.message
                 self._post(StartAnswered(at_s=self._now(), instance=self.instance, launch=launch, detail=error.message))
             return None
+
+    async def _wake_found(self, found: Probe, progress: "Progress", launch: LaunchId) -> bool:
+        """An engine that slept when it was taken in: there is room for it now, so it is woken first."""
+        try:
+            await self._sleeper().wake(self.endpoint(), found.level or 1, WARM_UP_TIMEOUT_S)
+        except HotseatError as error:
+            if error.message != progress.odd:
+                progress.odd = error.message
+                self._post(StartAnswered(at_s=self._now(), instance=self.instance, launch=launch, detail=error.message))
+        return False  # the next look sees it awake
 
     async def _has_progressed(self, progress: "Progress", record: LaunchRecord) -> bool:
         """Whether a start did something since the last look; looked at every few seconds only."""
@@ -350,7 +373,9 @@ class Supervisor:
         """TERM or KILL the whole group, then report when no member is left; the reducer escalates."""
         self._health_off()
         handle = self.handle
-        if handle is not None:
+        if self._is_attached():
+            self._let_go()
+        elif handle is not None:
             self._parts.boundary(f"stop:{self.instance}")
             await self._looks.terminate(handle, kill=effect.kill)
             await self._looks.leader_end(handle)
@@ -359,6 +384,16 @@ class Supervisor:
             await self._looks.strays_end(self._parts.state_uuid, self._need_record().token, kill=effect.kill)
         self._parts.boundary(f"stopped:{self.instance}")
         self._post(GroupEmpty(at_s=self._now(), instance=self.instance, launch=effect.launch))
+
+    def _is_attached(self) -> bool:
+        engine: object = self._engine
+        return isinstance(engine, Attaches)
+
+    def _let_go(self) -> None:
+        """What is not ours is not ended: its memory is somebody else's use from now on."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self.handle = None
 
     async def _find(self, effect: Find) -> None:
         """Look until there is something to say: the exit watcher tells of a death, the reducer's deadline ends a silence."""

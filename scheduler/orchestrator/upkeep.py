@@ -51,6 +51,10 @@ def on_asked(ctx: Context, event: Asked) -> None:
         fix = f"set enabled: true for {event.model} in the configuration and restart the daemon"
         _finish(ctx, event.action, False, "model_disabled", f"{event.model} is disabled", fix)
         return
+    if ctx.state.facts_of(event.model).attached and event.verb in ("stop", "restart") and not ctx.state.closing:
+        text = f"{event.model} is attached: its process is not hotseat's to end"
+        _finish(ctx, event.action, False, "conflict", text, f"hotseat sleep {event.model}, or end it where it was started")
+        return
     match event.verb:
         case "wake":
             _ask_wake(ctx, iid, event)
@@ -224,6 +228,7 @@ def on_models_changed(ctx: Context, event: ModelsChanged) -> None:
     state.models = dict(event.models)
     for name, spec in state.models.items():
         facts = state.facts.setdefault(name, ModelFacts())
+        facts.attached = name in event.attached
         facts.levels, facts.kinds = event.levels.get(name, ()), event.kinds.get(name, ())
         facts.guess = event.guesses.get(name, facts.guess)
         if not spec.enabled:

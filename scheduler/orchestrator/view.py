@@ -396,6 +396,8 @@ def exits_of(state: State, instance: Instance, availability: Availability) -> tu
     if any(state.devices[d].max_processes == 1 for d in instance.devices if d in state.devices):
         levels = ()  # a sleeper keeps its context, which is all that such a device has
     asleep = [_sleep_exit(state, instance, footprint, n, measured, regret(footprint.wake_seconds(n), 3.0)) for n in levels]
+    if state.facts_of(instance.model).attached:
+        return tuple(asleep)  # not ours to end
     gone = regret(footprint.start_seconds(), footprint.leave_seconds(None))
     return (*asleep, _stop_exit(instance, measured, gone))
 

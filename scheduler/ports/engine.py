@@ -139,6 +139,15 @@ class CanSleep(Protocol):
 
 
 @runtime_checkable
+class Attaches(Protocol):
+    """Ability: the engine is somebody else's process. It is found by its port, never started and never stopped."""
+
+    def port(self, spec: ModelSpec) -> int:
+        """The loopback port it listens on. Raises Permanent when the model names none."""
+        ...
+
+
+@runtime_checkable
 class WarmsUp(Protocol):
     """Ability: one request after a cold start, so that neither the first caller nor each wake pays for it."""
 

@@ -99,6 +99,10 @@ class Launcher(Protocol):
         """Whether a member of the group listens on loopback ``port``; None when it cannot be told."""
         ...
 
+    async def listener(self, port: int) -> ProcessHandle | None:
+        """Whoever listens on loopback ``port``; its ``members`` are it and its descendants. None: nobody, or it cannot be told."""
+        ...
+
     async def owned(self, state_uuid: str) -> Sequence[Owned]:
         """Live session leaders (or token carriers) started with a token of this state directory."""
         ...

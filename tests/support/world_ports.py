@@ -143,6 +143,14 @@ class WorldLauncher:
         listener = self._world.listeners.get(port)
         return listener is not None and listener.session == handle.pid
 
+    async def listener(self, port: int) -> ProcessHandle | None:
+        """The leader of whoever listens there."""
+        await self._daemon.alive()
+        found = self._world.listeners.get(port)
+        if found is None or not found.alive:
+            return None
+        return ProcessHandle(boot_id=self.boot_id, pid=found.pid, start_ticks=found.start_ticks)
+
     async def owned(self, state_uuid: str) -> Sequence[Owned]:
         """Live leaders that carry a token of this state directory; carriers where the leader is gone."""
         await self._daemon.alive()
