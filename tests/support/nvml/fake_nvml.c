@@ -39,7 +39,7 @@ typedef struct { char function[64]; int index, sub; long long value, times; } Ru
 typedef struct { int from, number, to, state; } Link;                               /* `to` < 0: a switch */
 typedef struct { int a, b, level; } Topo;
 typedef struct { long long serial; int device; u64 type, data; u32 gi; } Happening;
-typedef struct { char uuid[96]; int sub, losses; } Handle; /* outlives the device: an opaque pointer that always means the same one */
+typedef struct { char uuid[96]; int sub, losses; long long lost_at; } Handle; /* outlives the device: an opaque pointer that always means the same one */
 typedef struct { long long seen, epoch; int count; struct { Handle *handle; int losses; u64 mask; } watched[MAX_DEVICES]; } EventSet;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -274,13 +274,23 @@ static int gate_at(const char *function, int index, int sub) { /* the lock is he
     return r ? (int)r->value : OK;
 }
 
+static long long last_serial(void) {
+    long long most = 0;
+    for (int i = 0; i < n_happenings; i++) most = happenings[i].serial > most ? happenings[i].serial : most;
+    return most;
+}
+static void note_loss(Handle *handle) {
+    handle->losses++;
+    handle->lost_at = last_serial();
+}
+
 static int gate(const char *function, Handle *handle, Device **out) {
     if (!handle) return INVALID;
     refresh();
     Device *d = find_uuid(handle->uuid);
     int code = gate_at(function, d ? d->index : NONE, d ? d->sub : -1);
     *out = find_uuid(handle->uuid); /* the world may have moved meanwhile */
-    handle->losses += code == LOST;
+    if (code == LOST) note_loss(handle);
     return code ? code : *out ? OK : handle->sub >= 0 ? INVALID : LOST;
 }
 
@@ -313,10 +323,12 @@ SYSTEM_CALL(SystemGetCudaDriverVersion_v2, (int *to), *to = 13000)
 SYSTEM_CALL(DeviceGetCount_v2, (u32 *to), *to = 0; for (int i = 0; i < n_devices; i++) *to += devices[i].sub < 0)
 
 API int nvmlDeviceGetHandleByIndex_v2(u32 index, Handle **to) {
-    WITH_LOCK(if ((code = gate_at("DeviceGetHandleByIndex_v2", (int)index, -1)) == OK) {
+    WITH_LOCK(
+        code = gate_at("DeviceGetHandleByIndex_v2", (int)index, -1);
         Device *d = find((int)index, -1);
-        if (d) *to = handle_of(d); else code = INVALID;
-    });
+        if (code == LOST && d) note_loss(handle_of(d));
+        if (code == OK && d) *to = handle_of(d);
+        if (code == OK && !d) code = INVALID);
 }
 API int nvmlDeviceGetHandleByUUID(const char *uuid, Handle **to) {
     pthread_mutex_lock(&lock);
@@ -437,11 +449,6 @@ DEVICE_CALL(DeviceGetAttributes_v2, (Handle *h, Attributes *to), memset(to, 0, s
 
 /* --- events --- */
 
-static long long last_serial(void) {
-    long long most = 0;
-    for (int i = 0; i < n_happenings; i++) most = happenings[i].serial > most ? happenings[i].serial : most;
-    return most;
-}
 SYSTEM_CALL(EventSetCreate, (EventSet **to), *to = calloc(1, sizeof **to); (*to)->seen = last_serial(); (*to)->epoch = epoch)
 SYSTEM_CALL(EventSetFree, (EventSet *set), free(set))
 DEVICE_CALL(DeviceGetSupportedEventTypes, (Handle *h, u64 *to), *to = d->sub < 0 ? 0xB : 0)
@@ -462,7 +469,7 @@ static int next_event(EventSet *set, Event *to) { /* the oldest unseen one of a 
     for (int i = 0; d && i < set->count; i++)
         /* a card that was lost since has forgotten who listens */
         if (!strcmp(set->watched[i].handle->uuid, d->uuid) && set->watched[i].mask & best->type &&
-            set->watched[i].losses == set->watched[i].handle->losses) {
+            (set->watched[i].losses == set->watched[i].handle->losses || best->serial <= set->watched[i].handle->lost_at)) {
             *to = (Event){set->watched[i].handle, best->type, best->data, best->gi, 0xFFFFFFFFu};
             return OK;
         }
