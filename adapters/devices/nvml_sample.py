@@ -54,17 +54,25 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sensors:
+    """Load, power and heat; None = the device does not say. ``at_s`` is when they were read."""
+
+    at_s: float
+    utilization_ratio: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """One look at a device. ``processes`` maps ids to bytes (None: not told); None = the driver lists none."""
 
     memory: Memory
     settled_used: int  # of two looks at the memory, around the one at the processes, the smaller
     processes: dict[int, int | None] | None
-    utilization_ratio: float | None = None
-    power_w: float | None = None
-    energy_j: float | None = None
-    temperature_c: float | None = None
-    throttle: tuple[str, ...] = ()
+    began_s: float
 
     @property
     def absurd(self) -> str:
@@ -100,8 +108,8 @@ def read_memory(calls: NvmlCalls, seat: Seat, proc: str) -> Memory:
     return Memory(host.total_bytes, 0, max(0, host.total_bytes - host.available_bytes), host.available_bytes, HOST)
 
 
-def read_device(calls: NvmlCalls, seat: Seat, proc: str) -> Reading:
-    """Everything about a device. Raises NvmlError when its memory or processes fail, OSError when the host's memory does.
+def read_device(calls: NvmlCalls, seat: Seat, proc: str, began_s: float) -> Reading:
+    """Memory and processes of a device. Raises NvmlError when they fail, OSError when the host's memory does.
 
     Memory is read twice, around the processes: bytes that our own engines take or give back in between must not look
     foreign, and with the smaller of both they never do.
@@ -109,6 +117,11 @@ def read_device(calls: NvmlCalls, seat: Seat, proc: str) -> Reading:
     before = read_memory(calls, seat, proc)
     processes = None if seat.split else read_processes(calls, seat)
     after = read_memory(calls, seat, proc)
+    return Reading(memory=after, settled_used=min(before.used, after.used), processes=processes, began_s=began_s)
+
+
+def read_sensors(calls: NvmlCalls, seat: Seat, at_s: float) -> Sensors:
+    """Whatever sensors answer. Raises NvmlError for the whole driver only: a sensor in trouble is not a card in trouble."""
 
     def ask(function: str, *arguments: object) -> Any:
         try:
@@ -116,16 +129,14 @@ def read_device(calls: NvmlCalls, seat: Seat, proc: str) -> Reading:
         except NvmlError as error:
             if error.number in GLOBAL:
                 raise
-            return None  # memory was read: a sensor in trouble is not a card in trouble
+            return None
 
     load, power, energy = ask("DeviceGetUtilizationRates"), ask("DeviceGetPowerUsage"), ask("DeviceGetTotalEnergyConsumption")
     temperature, reasons = ask("DeviceGetTemperature", 0), ask("DeviceGetCurrentClocksEventReasons")
     if reasons is None:
         reasons = ask("DeviceGetCurrentClocksThrottleReasons")
-    return Reading(
-        memory=after,
-        settled_used=min(before.used, after.used),
-        processes=processes,
+    return Sensors(
+        at_s=at_s,
         utilization_ratio=None if load is None else min(1.0, load.gpu / 100),
         power_w=None if power is None else power / 1000,
         energy_j=None if energy is None else energy / 1000,

@@ -14,7 +14,7 @@ from adapters.devices.nvml_holders import Attribution, Groups
 from adapters.devices.nvml_inventory import Facts, Headroom, assign_ids, describe, merge_ids, number_pins, ours, read_facts
 from adapters.devices.nvml_links import read_islands, read_numa_node
 from adapters.devices.nvml_roll import GLOBAL, Roll, Seat, call_roll, find_again
-from adapters.devices.nvml_sample import HOST, Memory, Reading, read_device, read_memory
+from adapters.devices.nvml_sample import HOST, Memory, Reading, Sensors, read_device, read_memory, read_sensors
 from adapters.procfs.processes import read_bytes
 from scheduler.domain.device import DeviceInfo, DeviceSample, Health, Pin, Stranger
 from scheduler.domain.errors import HotseatError, Permanent
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 SLOW_S = 10.0
 #: Passes in which the whole driver failed, after which it is initialised anew.
 _MAX_FAILURES = 3
+#: Sensors are not read more often than about once a second, however fast memory is followed: some are slow, and their
+#: own averages are no faster.
+_SENSORS_S = 0.9
 
 AllGroups = Mapping[DeviceId, Groups]
 
@@ -41,6 +44,7 @@ class _Known:
     expected: frozenset[str] = frozenset()  # known from before, by uuid, while no inventory succeeded
     islands: dict[str, tuple[str, ...]] = field(default_factory=dict)
     shares: dict[str, Attribution] = field(default_factory=dict)
+    sensors: dict[str, Sensors] = field(default_factory=dict)
 
 
 class NvmlSession:
@@ -140,6 +144,7 @@ class NvmlSession:
         }
         self._known.expected = frozenset()
         self._known.shares = {uuid: each for uuid, each in self._known.shares.items() if uuid in facts}
+        self._known.sensors.clear()
         return list(self._known.announced.values())
 
     def _with_driver(self, work: Callable[[], Roll]) -> Roll | None:
@@ -303,7 +308,7 @@ class NvmlSession:
             text = "it is not in this machine any more" if info.parent is None else "this MIG instance does not exist any more"
             return self._without_bytes(info.uuid, groups, Health.MISSING, text, "")
         began_s = self._clock.monotonic()
-        reading, error = self._read(info, seat)
+        seat, reading, error = self._read(info, seat)
         if reading is None and error is None:
             return None
         doubt = "" if reading is None else reading.absurd or self._doubt(reading.memory, (self._known.facts or {}).get(info.uuid))
@@ -312,7 +317,7 @@ class NvmlSession:
             return None
         verdict = self._wards.judge(info, error, began_s)
         self._deaf = self._deaf or verdict.returned
-        if reading is None:
+        if reading is None or seat is None:
             if verdict.health is Health.DRAINING:
                 return self._worst_case(info, groups, began_s, verdict)
             if verdict.health is None:
@@ -322,41 +327,44 @@ class NvmlSession:
         self._wards.settle(f"absurd:{info.uuid}")
         if verdict.health not in (Health.OK, Health.DRAINING):
             return self._without_bytes(info.uuid, groups, verdict.health or Health.LOST, verdict.text, verdict.fix)
-        return self._tell(info, reading, groups, moving, began_s, verdict)
+        sensors = self._known.sensors.get(info.uuid)
+        if sensors is None or began_s - sensors.at_s >= _SENSORS_S:
+            sensors = self._known.sensors[info.uuid] = read_sensors(self._calls, seat, began_s)
+        return self._tell(info, reading, sensors, groups, moving, verdict)
 
-    def _read(self, info: DeviceInfo, seat: Seat | None) -> tuple[Reading | None, NvmlError | None]:
-        """Read a device; one that fails is looked up again by its UUID, once. (None, None): it is the host that cannot be read."""
+    def _read(self, info: DeviceInfo, seat: Seat | None) -> tuple[Seat | None, Reading | None, NvmlError | None]:
+        """Read a device; one that fails is looked up again by its UUID, once. No reading and no error: the host cannot be read."""
         failure: NvmlError | None = None
         for handle in (seat, None):
             try:
                 again = handle or (find_again(self._calls, info.uuid) if info.parent is None else None)
                 if again is not None:
-                    return read_device(self._calls, again, self._proc), None
+                    return again, read_device(self._calls, again, self._proc, self._clock.monotonic()), None
             except NvmlError as error:
                 if error.number in GLOBAL:
                     raise
                 failure = error
             except OSError as error:
                 self._wards.tell(f"host:{info.uuid}", f"device {info.id} shares the host's memory, which cannot be read: {error}")
-                return None, None
-        return None, failure or NvmlError(15, "DeviceGetHandleByUUID", info.uuid)
+                return None, None, None
+        return None, None, failure or NvmlError(15, "DeviceGetHandleByUUID", info.uuid)
 
     def _tell(
-        self, info: DeviceInfo, reading: Reading, groups: AllGroups, moving: frozenset[Holder], began_s: float, verdict: Verdict
+        self, info: DeviceInfo, reading: Reading, sensors: Sensors, groups: AllGroups, moving: frozenset[Holder], verdict: Verdict
     ) -> DeviceSample:
         remembered = self._known.shares.setdefault(info.uuid, Attribution())
-        shares = remembered.divide(reading.settled_used, reading.processes, groups.get(info.id, {}), moving, began_s)
+        shares = remembered.divide(reading.settled_used, reading.processes, groups.get(info.id, {}), moving, reading.began_s)
         ours_anywhere = {pid for each in groups.values() for pids in each.values() for pid in pids}
         split = reading.processes is None and not info.allocatable and info.parent is None
         return DeviceSample(
             device=info.id,
-            started_at_s=began_s,
+            started_at_s=reading.began_s,
             used_bytes=reading.memory.used,
             free_bytes=reading.memory.free,
             foreign_bytes=0 if split else shares.foreign_bytes,
             own=shares.own,
-            utilization_ratio=reading.utilization_ratio,
-            power_w=reading.power_w,
+            utilization_ratio=sensors.utilization_ratio,
+            power_w=sensors.power_w,
             health=verdict.health or Health.OK,
             trouble=verdict.text,
             fix=verdict.fix,
@@ -367,9 +375,9 @@ class NvmlSession:
                 for pid, held in sorted(shares.strangers.items())
                 if pid not in ours_anywhere
             ),
-            energy_j=reading.energy_j,
-            temperature_c=reading.temperature_c,
-            throttle=reading.throttle,
+            energy_j=sensors.energy_j,
+            temperature_c=sensors.temperature_c,
+            throttle=sensors.throttle,
             news=self._wards.news_of(info.uuid),
         )
 

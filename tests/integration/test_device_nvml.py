@@ -420,9 +420,15 @@ async def test_sensors_are_told_where_there_are_any(rig: Rig) -> None:
     assert first.throttle == ("power cap", "hardware thermal limit")
     assert (second.utilization_ratio, second.power_w, second.energy_j, second.temperature_c) == (None, None, None, None)
     assert second.throttle == ()
+    rig.world.set(0, util=38)
+    asked = rig.devices.timings()["DeviceGetPowerUsage"].count
+    assert [(await rig.one()).utilization_ratio for _ in range(5)] == [0.37, 0.37, 0.37, 0.38, 0.38], "a second is fast enough"
+    assert rig.devices.timings()["DeviceGetPowerUsage"].count == asked + 2
     rig.world.set_error("DeviceGetCurrentClocksEventReasons", "*", FUNCTION_NOT_FOUND)
+    rig.clock.now += 1
     assert (await rig.one()).throttle == ("power cap", "hardware thermal limit"), "by its older name"
     rig.world.set_error("DeviceGetPowerUsage", 0, 999)
+    rig.clock.now += 1
     sample = await rig.one()
     assert (sample.health, sample.power_w) == (Health.OK, None), "a broken sensor is not a broken card"
 
