@@ -139,15 +139,12 @@ def describe(uuid: str, facts: Facts, ids: Mapping[str, DeviceId], index: int, h
     )
 
 
-def number_pins(roll: Roll, ids: Mapping[str, DeviceId]) -> dict[DeviceId, Pin]:
+def number_pins(roll: Roll, facts: Mapping[str, Facts], ids: Mapping[str, DeviceId]) -> dict[DeviceId, Pin]:
     """How CUDA is told of each device at this moment: with CUDA_DEVICE_ORDER=PCI_BUS_ID, cards that do not answer not counted.
 
     MIG instances go by UUID. So do whole cards beside them: CUDA does not count those any more once it sees an instance.
     """
-    mixed = any(seat.sub >= 0 for seat in roll.seats)
     index = {card.uuid: position for position, card in enumerate(roll.cards)}
-    return {
-        ids[seat.uuid]: Pin(index=index.get(seat.uuid, index.get(seat.parent, 0)), uuid=seat.uuid, by_uuid=mixed)
-        for seat in roll.seats
-        if seat.uuid in ids
-    }
+    mixed = any(each.sub >= 0 for each in facts.values())
+    places = {uuid: index.get(each.parent or uuid) for uuid, each in facts.items()}
+    return {ids[uuid]: Pin(index=at, uuid=uuid, by_uuid=mixed) for uuid, at in places.items() if at is not None and uuid in ids}

@@ -1,13 +1,14 @@
 """Roll call: which NVIDIA cards and MIG instances answer at this moment, and where they are."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from adapters.devices.nvml_calls import INVALID_ARGUMENT, NOT_FOUND, UNINITIALIZED, VERSION_MISMATCH, NvmlCalls, NvmlError
 
 #: These concern the driver as a whole, whichever call they come from.
 GLOBAL = frozenset({UNINITIALIZED, VERSION_MISMATCH})
+_NOT_THERE = frozenset({NOT_FOUND, INVALID_ARGUMENT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,14 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """Who answered, cards in order of the bus and each followed by its instances; and what the others answered."""
+    """Who answered, cards in order of the bus and each followed by its instances; and what the others answered.
+
+    ``opaque`` are cards (by uuid) that answered, but did not list their instances.
+    """
 
     seats: tuple[Seat, ...]
     silent: tuple[NvmlError, ...]
+    opaque: frozenset[str] = frozenset()
 
     @property
     def cards(self) -> list[Seat]:
@@ -53,9 +58,17 @@ def call_roll(calls: NvmlCalls) -> Roll:
                 raise
             silent.append(error)
     seats: list[Seat] = []
+    opaque = set()
     for card in sorted(cards, key=lambda card: card.place):
-        seats += [card, *(_parts_of(calls, card) if card.split else ())]
-    return Roll(tuple(seats), tuple(silent))
+        seats.append(card)
+        try:
+            seats += _parts_of(calls, card) if card.split else ()
+        except NvmlError as error:
+            if error.number in GLOBAL:
+                raise
+            opaque.add(card.uuid)
+            silent.append(error)
+    return Roll(tuple(seats), tuple(silent), frozenset(opaque))
 
 
 def look_at(calls: NvmlCalls, handle: Any) -> Seat:
@@ -70,18 +83,27 @@ def look_at(calls: NvmlCalls, handle: Any) -> Seat:
 
 
 def _parts_of(calls: NvmlCalls, card: Seat) -> Iterator[Seat]:
-    """MIG instances; their numbers have holes, and one may be taken apart while we look."""
-    try:
-        for sub in range(int(calls.ask("DeviceGetMaxMigDeviceCount", card.handle, uuid=card.uuid) or 0)):
-            handle = calls.ask("DeviceGetMigDeviceHandleByIndex", card.handle, sub, uuid=card.uuid)
-            uuid = handle is not None and calls.ask("DeviceGetUUID", handle, uuid=card.uuid)
-            if not uuid:
+    """MIG instances; their numbers have holes, and one may be taken apart while we look. Raises NvmlError when they cannot be listed."""
+    for sub in range(int(calls.call("DeviceGetMaxMigDeviceCount", card.handle, uuid=card.uuid))):
+        try:
+            handle = calls.call("DeviceGetMigDeviceHandleByIndex", card.handle, sub, uuid=card.uuid)
+            uuid = str(calls.call("DeviceGetUUID", handle, uuid=card.uuid))
+        except NvmlError as error:
+            if error.number in _NOT_THERE:
                 continue
-            number = calls.ask("DeviceGetGpuInstanceId", handle, uuid=uuid)
-            yield Seat(str(uuid), card.pci, card.place, handle, card.uuid, sub, -1 if number is None else int(number))
-    except NvmlError as error:
-        if error.number in GLOBAL:
             raise
+        number = calls.ask("DeviceGetGpuInstanceId", handle, uuid=uuid)
+        yield Seat(uuid, card.pci, card.place, handle, card.uuid, sub, -1 if number is None else int(number))
+
+
+def find_part(calls: NvmlCalls, part: Seat) -> Seat | None:
+    """As :func:`find_again`, for a MIG instance of which all but the handle is known."""
+    try:
+        return replace(part, handle=calls.call("DeviceGetHandleByUUID", part.uuid, uuid=part.uuid))
+    except NvmlError as error:
+        if error.number in _NOT_THERE:
+            return None
+        raise
 
 
 def find_again(calls: NvmlCalls, uuid: str) -> Seat | None:
@@ -89,6 +111,6 @@ def find_again(calls: NvmlCalls, uuid: str) -> Seat | None:
     try:
         return look_at(calls, calls.call("DeviceGetHandleByUUID", uuid, uuid=uuid))
     except NvmlError as error:
-        if error.number in (NOT_FOUND, INVALID_ARGUMENT):
+        if error.number in _NOT_THERE:
             return None
         raise

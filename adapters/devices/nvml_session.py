@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from adapters.devices.nvml_calls import UNINITIALIZED, VERSION_MISMATCH, NvmlCalls, NvmlError
+from adapters.devices.nvml_calls import GPU_IS_LOST, NOT_FOUND, UNINITIALIZED, VERSION_MISMATCH, NvmlCalls, NvmlError
 from adapters.devices.nvml_events import Events
 from adapters.devices.nvml_health import Trouble, Verdict, Wards, explain
 from adapters.devices.nvml_holders import Attribution, Groups
 from adapters.devices.nvml_inventory import Facts, Headroom, assign_ids, describe, merge_ids, number_pins, ours, read_facts
 from adapters.devices.nvml_links import read_islands, read_numa_node
-from adapters.devices.nvml_roll import GLOBAL, Roll, Seat, call_roll, find_again
+from adapters.devices.nvml_roll import GLOBAL, Roll, Seat, call_roll, find_again, find_part
 from adapters.devices.nvml_sample import HOST, Memory, Reading, Sensors, read_device, read_memory, read_sensors
 from adapters.procfs.processes import read_bytes
 from scheduler.domain.device import DeviceInfo, DeviceSample, Health, Pin, Stranger
@@ -68,6 +68,7 @@ class NvmlSession:
         self._failures = 0
         self._deaf = False
         self._driver = ""
+        self._opaque: frozenset[str] = frozenset()
         self._silent: Mapping[str, str] = {}
         self._unusable: Mapping[str, str] = {}
 
@@ -135,7 +136,7 @@ class NvmlSession:
             raise Permanent(trouble.text, code=trouble.code, fix=trouble.fix)
         facts = self._known.facts or {}
         self._known.ids = assign_ids((seat for seat in roll.seats if seat.uuid in facts), self._known.ids)
-        self.pins = number_pins(roll, self._known.ids)
+        self.pins = number_pins(roll, facts, self._known.ids)
         order = {uuid: position for position, uuid in enumerate(facts)}
         cards = [uuid for uuid in order if facts[uuid].sub < 0]
         self._known.announced = {
@@ -175,7 +176,9 @@ class NvmlSession:
             self._wards.inspect(self._calls, roll.seats)
         # A card that is in the machine and does not answer is still one of the devices; one that is gone is not.
         kept = {uuid for uuid, facts in before.items() if facts.sub < 0 and uuid not in fresh and self._may_return(uuid, roll)}
-        kept |= {uuid for uuid, facts in before.items() if facts.parent in kept}  # instances share the fate of their card
+        # Instances share the fate of their card, and stay while it does not list them.
+        kept |= {uuid for uuid, facts in before.items() if uuid not in fresh and facts.parent in kept | roll.opaque}
+        self._opaque = roll.opaque
         merged = fresh | {uuid: before[uuid] for uuid in kept}
         merged = dict(sorted(merged.items(), key=lambda item: (item[1].pci, item[1].sub)))
         if self._known.facts is not None and merged != self._known.facts:
@@ -238,7 +241,7 @@ class NvmlSession:
             roll = self._with_driver(self._look)
             if roll is None:
                 return list(self._all_in_trouble(groups))
-            self.pins = number_pins(roll, self._known.ids)
+            self.pins = number_pins(roll, self._known.facts or {}, self._known.ids)
             self._hear(roll)
             seats = {seat.uuid: seat for seat in roll.seats}
             samples = [self._sample_one(info, seats.get(uuid), groups, moving) for uuid, info in self._known.announced.items()]
@@ -337,7 +340,7 @@ class NvmlSession:
         failure: NvmlError | None = None
         for handle in (seat, None):
             try:
-                again = handle or (find_again(self._calls, info.uuid) if info.parent is None else None)
+                again = handle or self._find(info)
                 if again is not None:
                     return again, read_device(self._calls, again, self._proc, self._clock.monotonic()), None
             except NvmlError as error:
@@ -347,7 +350,15 @@ class NvmlSession:
             except OSError as error:
                 self._wards.tell(f"host:{info.uuid}", f"device {info.id} shares the host's memory, which cannot be read: {error}")
                 return None, None, None
-        return None, None, failure or NvmlError(15, "DeviceGetHandleByUUID", info.uuid)
+        facts = (self._known.facts or {})[info.uuid]
+        number = NOT_FOUND if facts.parent in self._opaque else GPU_IS_LOST
+        return None, None, failure or NvmlError(number, "DeviceGetHandleByUUID", info.uuid)
+
+    def _find(self, info: DeviceInfo) -> Seat | None:
+        facts = (self._known.facts or {})[info.uuid]
+        if facts.sub < 0:
+            return find_again(self._calls, info.uuid)
+        return find_part(self._calls, Seat(info.uuid, facts.pci, (0, 0, 0), None, facts.parent, facts.sub))
 
     def _tell(
         self, info: DeviceInfo, reading: Reading, sensors: Sensors, groups: AllGroups, moving: frozenset[Holder], verdict: Verdict

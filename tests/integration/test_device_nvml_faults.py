@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -132,6 +133,24 @@ async def test_lost_card_takes_its_mig_instances_along(rig: Rig) -> None:
     assert set(healths(await rig.sample()).values()) == {OK}
 
 
+@pytest.mark.parametrize("function", ["DeviceGetMigDeviceHandleByIndex", "DeviceGetMaxMigDeviceCount"])
+@pytest.mark.parametrize("code", [NO_PERMISSION, UNKNOWN, GPU_IS_LOST])
+async def test_instances_that_are_not_listed_are_not_gone(rig: Rig, function: str, code: int) -> None:
+    rig.world.write(gpu(0, uuid="GPU-a", mig=1), mig(0, 0, uuid="MIG-x"), mig(0, 1, uuid="MIG-y", used=GIB), gpu(1, uuid="GPU-b"))
+    await rig.inventory()
+    rig.world.set_error(function, 0, code)
+    for _ in range(4):
+        samples = await rig.sample()
+        assert healths(samples) == {"gpu0": OK, "gpu0m0": OK, "gpu0m1": OK, "gpu1": OK}, "found by their UUIDs"
+        assert samples["gpu0m1"].used_bytes == GIB
+        assert {pin.uuid: pin.by_uuid for pin in rig.devices.pins().values()} == dict.fromkeys(("GPU-a", "MIG-x", "MIG-y", "GPU-b"), True)
+    rig.world.set_error("DeviceGetHandleByUUID", 0, 6)
+    assert healths(await rig.sample()) == {"gpu0": OK, "gpu1": OK}, "stale, not missing"
+    assert rig.devices.generation == 0
+    rig.world.clear_errors()
+    assert set(healths(await rig.sample()).values()) == {OK}
+
+
 async def test_unknown_errors_are_a_bad_moment_before_they_are_a_loss(rig: Rig, told: Told) -> None:
     await rig.inventory()
     rig.world.set_error("DeviceGetMemoryInfo_v2", 1, UNKNOWN)
@@ -155,6 +174,35 @@ async def test_estimates_do_not_outlive_a_loss(rig: Rig) -> None:
     rig.world.clear_errors()
     rig.world.set(0, used=12 * GIB)
     assert (await rig.one({A: {NOBODY}})).own == {A: 12 * GIB}
+
+
+FUNCTIONS = [
+    *sorted(set(re.findall(r"(?:DEVICE|PROC)_CALL\((Device\w+)", build.SOURCE.read_text()))),
+    "DeviceGetHandleByIndex_v2",
+    "DeviceGetHandleByUUID",
+    "DeviceGetMemoryInfo",
+    "DeviceGetMemoryInfo_v2",
+    "*",
+]
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 6, 7, 11, 13, 15, 16, 999, 4711])
+async def test_no_error_of_one_card_reaches_the_others(rig: Rig, code: int) -> None:
+    assert len(FUNCTIONS) > 30
+    await rig.inventory()
+    for function in FUNCTIONS:
+        rig.world.set_error(function, 1, code)
+        for pause_s in (0, 10):  # with and without a look at the static facts
+            rig.clock.now += pause_s
+            samples = await rig.sample({GPU0: {A: {NOBODY}}, GPU1: {A: {NOBODY}}, GPU2: {}})
+            assert (samples[GPU0].health, samples[GPU2].health) == (OK, OK), function
+            assert GPU1 not in samples or set(samples[GPU1].own) == {A}, function
+        newcomer = rig.fresh()
+        assert {"GPU-a", "GPU-c"} <= {info.uuid for info in await newcomer.inventory({})}, function
+        await newcomer.close()
+        rig.world.clear_errors()
+    rig.clock.now += 10
+    assert set(healths(await rig.sample()).values()) == {OK}
 
 
 # --- faults -------------------------------------------------------------------------------------------------------------
