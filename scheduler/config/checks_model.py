@@ -159,7 +159,7 @@ def _check_url(context: Context, loc: Loc, model: ModelSection, kind: str) -> No
     elif _LOCAL_URL.fullmatch(model.url) is None:
         context.report((*loc, "url"), "bad_value", f"{model.url!r} is not a plain HTTP address of this host", example)
     if not model.devices.ids and not context.given(*loc, "devices", "ids"):
-        message = f"model {loc[-1]!r}: hotseat does not start it, so it has to be told which devices it sits on"
+        message = f"model {loc[-1]!r}: it is not started by hotseat, which has to be told the devices it sits on"
         context.report(loc, "missing_key", message, "add devices: {ids: [gpu0]}", key=True)
     for key in ("command", "args", "env", "env_file", "cwd", "model"):
         if context.given(*loc, key):

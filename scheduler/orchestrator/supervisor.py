@@ -224,7 +224,7 @@ class Supervisor:
         handle = await self._parts.launcher.listener(record.port)
         if handle is None:
             text = f"nobody listens on port {record.port}, or it is another user's process that cannot be looked at"
-            fix = "start the engine: hotseat only takes it in; run both as the same user, or hotseat as root"
+            fix = "start the engine, it is not started here; run both as the same user, or the daemon as root"
             raise Temporary(text, retry_after_s=5.0, code=Code.ENGINE_LOST, fix=fix)
         self.handle = handle
         await self._commit_process(record.id, handle)

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from adapters.launchers.ports import PortChooser
+from adapters.launchers.ports import PortChooser, find_listeners
 from scheduler.domain.units import GIB
 from tests.support.behaviour import Behaviour
 from tests.support.fake_adapter import requests_seen
 from tests.support.gpu_house import GpuHouse, cards, vllm
 from tests.support.gpu_world import GpuWorld
 from tests.support.hf_folders import sized_folder
-from tests.support.house import alive
+from tests.support.house import alive, until
 from tests.support.nvml import build
 from tests.support.vllm_knobs import COMMAND, VllmKnobs
 
@@ -60,15 +60,7 @@ def theirs(port: int) -> dict[str, dict[str, Any]]:
 
 async def listens(port: int) -> None:
     """Until the engine is there: the daemon finds it by itself, the tests want to know when."""
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.05)
-                continue
-            writer.close()
-            return
+    await until(lambda: bool(find_listeners(port)))
 
 
 async def has_slept(house: GpuHouse, port: int) -> list[str]:
@@ -132,7 +124,7 @@ async def test_one_that_is_not_there_fails_with_a_remedy_and_is_taken_in_when_it
             await daemon.until("theirs", "backoff")
             found = await daemon.model("theirs")
             assert "nobody listens" in found["error"]["message"]
-            assert "hotseat only takes it in" in found["error"]["fix"]
+            assert "it is not started here" in found["error"]["fix"]
             async with somebodys_vllm(tmp_path, world, port) as process:
                 status, _ = await waiting
                 assert status == 200
