@@ -140,11 +140,12 @@ def describe(uuid: str, facts: Facts, ids: Mapping[str, DeviceId], index: int, h
 
 
 def number_pins(roll: Roll, facts: Mapping[str, Facts], ids: Mapping[str, DeviceId]) -> dict[DeviceId, Pin]:
-    """How CUDA is told of each device at this moment: with CUDA_DEVICE_ORDER=PCI_BUS_ID, cards that do not answer not counted.
+    """How CUDA is told of each device at this moment: by its place in the order of CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-    MIG instances go by UUID. So do whole cards beside them: CUDA does not count those any more once it sees an instance.
+    MIG instances go by UUID. So do whole cards beside them: CUDA does not count those any more once it sees an instance. And
+    so do all while a card does not answer: whether CUDA counts it depends on how it failed, and a wrong guess is another card.
     """
     index = {card.uuid: position for position, card in enumerate(roll.cards)}
-    mixed = any(each.sub >= 0 for each in facts.values())
+    mixed = bool(roll.silent) or any(each.sub >= 0 for each in facts.values())
     places = {uuid: index.get(each.parent or uuid) for uuid, each in facts.items()}
     return {ids[uuid]: Pin(index=at, uuid=uuid, by_uuid=mixed) for uuid, at in places.items() if at is not None and uuid in ids}
