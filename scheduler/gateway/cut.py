@@ -12,7 +12,7 @@ from scheduler.upstream.pool import Exchange
 
 #: Most requests are over by then; only longer ones pay for a task that watches.
 GRACE_S = 0.25
-_WHY = "it was put away, or the daemon ends, and the answer did not end in time"
+_WHY = "it was put away, its device was lost, or the daemon ends, and the answer did not end in time"
 
 
 class CutWatch:
