@@ -133,8 +133,7 @@ def _lose(ctx: Context, instance: Instance, dead: list[DeviceId]) -> None:
     live = ctx.state.live_of(instance.id)
     if live.leases:
         ctx.emit(CutLeases(leases=tuple(sorted(live.leases)), cause=CauseId("rule:device_lost")))
-    live.exit_reason = reason
-    lifecycle.lose(ctx, instance, reason)
+    lifecycle.fence(ctx, instance, reason)
 
 
 def is_gone(state: State, device: DeviceId) -> bool:

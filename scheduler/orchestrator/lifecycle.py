@@ -275,8 +275,7 @@ def on_wake_errored(ctx: Context, event: WakeErrored) -> None:
     level, live = instance.level or 1, ctx.state.live_of(instance.id)
     if event.reason.code is Code.OUTPUT_WRONG:  # fenced: it must not serve, not even be looked at
         teach(ctx, instance, lambda learned: learned.with_denied(level))
-        live.exit_reason = event.reason
-        lose(ctx, instance, event.reason)
+        fence(ctx, instance, event.reason)
         ctx.tell("output_wrong", instance.model, event.reason.text, level=level)
         return
     live.wake_lacked_room = event.reason.code is Code.DEVICE_OOM
@@ -334,6 +333,13 @@ def on_found(ctx: Context, event: Found) -> None:
 
 
 # --- small things -----------------------------------------------------------------------------------------------
+
+
+def fence(ctx: Context, instance: Instance, reason: Reason) -> None:
+    """End an engine that lives and must not serve any more; its launch record says why."""
+    ctx.state.live_of(instance.id).exit_reason = reason
+    ctx.emit(EndLaunch(end=LaunchEnd(launch=launch_id(instance), at=ctx.state.wall, result="lost", reason=reason.code)))
+    lose(ctx, instance, reason)
 
 
 def lose(ctx: Context, instance: Instance, reason: Reason) -> None:
