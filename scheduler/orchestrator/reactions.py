@@ -201,6 +201,8 @@ def refuse_hopeless(ctx: Context) -> None:
 def _refuse_hopeless_of(ctx: Context, model: ModelName) -> None:
     start = awake_seconds(ctx.state, model)
     places = sorted(ctx.state.holds.of(model))
+    why = ctx.state.hold_reasons.get(model)
+    cause = f" ({why.text})" if why is not None and why.text else ""
     for hold in ctx.state.holds_of(model):
         place = bisect_left(places, hold.id)
         eta = start + queue_seconds(ctx.state, model, place)
@@ -211,7 +213,7 @@ def _refuse_hopeless_of(ctx: Context, model: ModelName) -> None:
         facts = ctx.state.facts_of(hold.model)
         facts.turn_kept_until_s = max(facts.turn_kept_until_s, ctx.now_s + wait + ctx.state.policy.keep_turn_s)
         left = human_seconds(hold.limit_s - ctx.now_s)
-        text = f"{hold.model} needs about {human_seconds(eta)}, the caller waits {left} more; its turn is kept"
+        text = f"{hold.model} needs about {human_seconds(eta)}, the caller waits {left} more{cause}; its turn is kept"
         ctx.refuse(hold.id, Temporary(text, code="model_starting", retry_after_s=wait, fix="retry after the given time"))
 
 
