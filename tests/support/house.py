@@ -143,7 +143,7 @@ class House(RealDaemon):
                 seated.add(instance["pid"])
                 tokens.add(self.launches(model["name"])[-1]["token"])
         for device in status["devices"]:
-            claims = sum(m["claimed_bytes"] for m in status["models"] if device["id"] in m["devices"])
+            claims = sum(m["claimed_bytes"] // len(m["devices"]) for m in status["models"] if device["id"] in m["devices"])  # gangs: equal
             assert device["claimed_bytes"] == claims, device
         found = {pid: read_stat(pid) for pid in self.engine_processes()}
         strays = [pid for pid, stat in found.items() if stat is not None and stat.session not in seated and token_of(pid) not in tokens]
