@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scheduler.domain.claims import even_claim
+from scheduler.domain.device import DeviceInfo, Health, Stranger
 from scheduler.domain.ids import DeviceId
 from scheduler.domain.instance import EMPTY_PHASES, GOAL_STOPPED, Instance, Phase, goal_asleep
-from scheduler.domain.model import ModelClass
+from scheduler.domain.model import DeviceWish, ModelClass
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
 from scheduler.orchestrator.events import EngineRefused, EngineSlow
 from scheduler.orchestrator.state import Policy
-from tests.support.behaviour import NEVER, Behaviour, StartFailure
+from tests.support.behaviour import NEVER, NO_ROOM, Behaviour, StartFailure
 from tests.support.plain import Plain
+from tests.support.world import device
 
 MODELS = ("a", "b", "c", "d")
 DEEP = os.environ.get("HYPOTHESIS_PROFILE", "default") != "default"
@@ -51,15 +53,30 @@ BEHAVIOURS = st.builds(
     sleep_frees_nothing=_mostly(False, True),
     sleep_says_level=_mostly(None, 2),
     wake_errors=_mostly(0, 1, 2),
+    wake_error_text=st.sampled_from([NO_ROOM, "illegal memory access"]),
     wake_hangs=_mostly(0, 1),
+    garbage_levels=_mostly((), (1,), (2,)),
+    residue_growth_bytes=_mostly(0, GIB // 4),
+    reload_error=_mostly("", "it cannot reload"),
+    free_fraction=_mostly(1.0, 0.5),
     crash_after_s=_mostly(NEVER, 2.0, 30.0),
     term_s=_mostly(0.2, 3.0, NEVER),
 )
+
+GPUS = tuple(replace(device(f"gpu{n}", 24.0, index=n), islands=(f"nvlink:{n // 2}", "host")) for n in range(4))
+MACHINES: dict[str, tuple[DeviceInfo, ...]] = {
+    "one": GPUS[:1],
+    "pair": GPUS[:2],
+    "islands": GPUS,
+    "odd": (GPUS[0], replace(GPUS[1], max_processes=1), replace(GPUS[2], allocatable=False, why_not="it is only watched")),
+    "unified": (replace(GPUS[0], host_memory=True), GPUS[1]),
+}
 
 FIELDS = st.fixed_dictionaries(
     {},
     optional={
         "enabled": _mostly(True, False),
+        "devices": st.sampled_from([DeviceWish(), DeviceWish(), DeviceWish(count=2)]),
         "args": _mostly((), ("--x",), ("--y",)),
         "always_awake": _mostly(False, True),
         "idle_sleep_after_s": _mostly(None, 0.0, 5.0),
@@ -81,17 +98,19 @@ class Anything(RuleBasedStateMachine):
     @initialize(
         behaviours=st.fixed_dictionaries(dict.fromkeys(MODELS, BEHAVIOURS)),
         fields=st.fixed_dictionaries(dict.fromkeys(MODELS, FIELDS)),
-        devices=st.sampled_from([1, 1, 2]),
+        machine=st.sampled_from(["one", *MACHINES]),
         host=st.sampled_from([0, 15 * GIB, 100 * GIB]),
-        interrupt=st.booleans(),
+        measured=st.sampled_from([None, 20 * GIB, 200 * GIB]),
+        policy=st.sampled_from([Policy(), Policy(interrupt=True), Policy(recycle_cycles=2)]),
     )
-    def begin(self, behaviours: dict[str, Behaviour], fields: dict[str, Any], devices: int, host: int, interrupt: bool) -> None:
-        """A machine and four models, of which two have served."""
-        names = {f"gpu{n}": 24.0 for n in range(devices)}
+    def begin(
+        self, behaviours: dict[str, Behaviour], fields: dict[str, Any], machine: str, host: int, measured: int | None, policy: Policy
+    ) -> None:
+        """A machine and four models, of which two have served. ``measured``: how much memory the host has, if anybody looks."""
         # a peak that no measurement can see cannot be planned for
         behaviours = {name: replace(knobs, loading_bytes=0) if knobs.start_s < 0.5 else knobs for name, knobs in behaviours.items()}
-        policy = Policy(interrupt=interrupt)
-        self.world = Plain(names, policy=policy, specs=fields, host_limit_bytes=host, behaviours=behaviours)
+        self.world = Plain({}, policy=policy, specs=fields, infos=MACHINES[machine], host_limit_bytes=host, behaviours=behaviours)
+        self.world.around.host_bytes = measured
         self.pressed = any(knobs.estimate().launch_bytes() < max(knobs.loading_bytes, knobs.awake_bytes) for knobs in behaviours.values())
         self.actions = 0
         for model in "ab":
@@ -196,9 +215,7 @@ class Anything(RuleBasedStateMachine):
         """What surrounds the daemon: others on a device, blind devices, slow measurements, a store that takes nothing; or all is well."""
         world = self.world
         if what == "well":
-            world.foreign, world.unreadable, world.sample_takes_s = {}, set(), 0.0
-            if world.store_down:
-                world.mend_store()
+            self._all_is_well()
         elif what == "blind":
             world.unreadable = {DeviceId("gpu0")}
         elif what == "late":
@@ -208,6 +225,43 @@ class Anything(RuleBasedStateMachine):
         elif any(info.id == what for info in world.infos):
             world.foreign[DeviceId(what)] = gib * GIB
             self.pressed = True
+
+    @rule(
+        what=st.sampled_from(["lost", "lost", "ill", "well", "well", "vanish", "appear", "stranger", "nobody", "estimated"]),
+        which=st.integers(0, 3),
+        then_s=st.sampled_from([0.0, 0.3, 3.0]),
+    )
+    def devices_change(self, what: str, which: int, then_s: float) -> None:
+        """A device is lost, falls ill, vanishes, comes back; somebody sits on it, or processes have no numbers of their own."""
+        world, name = self.world, f"gpu{which}"
+        match what:
+            case "lost" | "ill" | "well":
+                world.ail(name, {"lost": Health.LOST, "ill": Health.DRAINING, "well": Health.OK}[what])
+            case "vanish":
+                world.vanish(name)
+            case "appear":
+                world.appear(name)
+            case "stranger" | "nobody":
+                world.around.strangers[DeviceId(name)] = (Stranger(pid=7, used_bytes=None),) if what == "stranger" else ()
+            case _:
+                world.around.estimated = not world.around.estimated
+        world.run(then_s)
+
+    @rule(gib=st.sampled_from([0, 0, 5, 18, 150]), hidden=st.booleans())
+    def host_memory(self, gib: int, hidden: bool) -> None:
+        """Others use the machine's memory; what engines pin is seen in their resident set, or not."""
+        self.world.around.host_others_bytes, self.world.around.copies_hidden = gib * GIB, hidden
+
+    def _all_is_well(self) -> None:
+        world = self.world
+        world.foreign, world.unreadable, world.sample_takes_s = {}, set(), 0.0
+        around = world.around
+        around.ill, around.strangers, around.host_others_bytes = {}, {}, 0
+        for gone in list(around.absent):
+            world.appear(gone)
+        world.take_sample()
+        if world.store_down:
+            world.mend_store()
 
     def _restart(self) -> None:
         """The daemon is killed and started again."""
@@ -238,9 +292,7 @@ class Anything(RuleBasedStateMachine):
         if not hasattr(self, "world") or self.world.broken:
             return
         world = self.world
-        world.foreign, world.unreadable, world.sample_takes_s = {}, set(), 0.0
-        if world.store_down:
-            world.mend_store()
+        self._all_is_well()
         restless = {name: {"always_awake": False, "idle_sleep_after_s": None} for name in world.specs}
         world.configure(**restless)  # models that must come back for ever never rest
         world.settle(within_s=4 * 3600)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scheduler.domain.claims import Footprint
-from scheduler.domain.device import DeviceInfo
+from scheduler.domain.device import DeviceInfo, Health
 from scheduler.domain.errors import HotseatError, InvariantViolated
-from scheduler.domain.ids import ActionId, HoldId, InstanceId, LeaseId, ModelName, instance_id
+from scheduler.domain.ids import ActionId, DeviceId, HoldId, InstanceId, LeaseId, ModelName, instance_id
 from scheduler.domain.instance import DaemonRestarted, Instance, Phase, may
 from scheduler.domain.lease import Hold, Outcome
 from scheduler.domain.model import ModelClass, ModelSpec
@@ -165,6 +165,30 @@ class Plain(PlainMachine):
             proc.life.advance(self.now_s)
             proc.life.end(Ended(signal=11, code=code, text=f"pretended {code.value}"))
             self.ended(instance_id(ModelName(model)), proc)
+
+    def ail(self, device: str, health: Health) -> None:
+        """A device is lost, falls ill, or (OK) is well again; seen at once."""
+        self.around.ill[DeviceId(device)] = health
+        self.take_sample()
+
+    def vanish(self, device: str) -> None:
+        """A device is not in the list any more."""
+        gone = DeviceId(device)
+        for info in [info for info in self.infos if info.id == gone]:
+            self.around.absent[gone] = info
+            self.infos.remove(info)
+            self._list_again(info.kind)
+
+    def appear(self, device: str) -> None:
+        """One that vanished is there again."""
+        info = self.around.absent.pop(DeviceId(device), None)
+        if info is not None:
+            self.infos.append(info)
+            self._list_again(info.kind)
+
+    def _list_again(self, kind: str) -> None:
+        self.play(ev.DevicesChanged(at_s=self.now_s, kind=kind, devices=tuple(info for info in self.infos if info.kind == kind)))
+        self.take_sample()
 
     def break_store(self) -> None:
         """From now on no row is taken."""

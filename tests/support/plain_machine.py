@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from scheduler.domain.device import DeviceInfo, DeviceSample
+from scheduler.domain.device import DeviceInfo, DeviceSample, Health
 from scheduler.domain.ids import DeviceId, Holder, InstanceId, LaunchId, model_of
 from scheduler.domain.instance import GROWING_PHASES, SHRINKING_PHASES
 from scheduler.domain.reasons import Code, Reason
@@ -14,6 +14,7 @@ from scheduler.orchestrator import events as ev
 from scheduler.orchestrator.state import State
 from tests.support.behaviour import NEVER, Behaviour
 from tests.support.engine_life import Ended, EngineLife, Stage
+from tests.support.plain_around import Around
 
 FAST_S = 0.25
 PROGRESS_S = 30.0
@@ -45,6 +46,8 @@ class PlainMachine:
         self.lagging: list[tuple[float, DeviceId, int, LaunchId]] = []  # (free at, where, bytes, whose)
         self.overflows: list[str] = []
         self.unreadable: set[DeviceId] = set()
+        self.around = Around()
+        self.versions: dict[str, str] = {}  # of engines, by model; "" = they do not say
         self.sample_takes_s = 0.0
         self.state = State()
         self.sample_period_s = sample_period_s
@@ -174,13 +177,22 @@ class PlainMachine:
         def answer() -> None:
             if proc.order != order or proc.life.stage is Stage.ENDED:
                 return
-            if reply.error:
-                reason = Reason(Code.DEVICE_OOM if "out of memory" in reply.error else Code.WAKE_FAILED, reply.error)
-                self.play(ev.WakeErrored(at_s=self.now_s, instance=iid, launch=effect.launch, reason=reason))
+            error = reply.error
+            if not error and effect.level == 2:
+                error = proc.life.reload(self.now_s).error
+            if error:
+                reason = Reason(Code.DEVICE_OOM if "out of memory" in error else Code.WAKE_FAILED, error)
+            elif proc.life.speaks_garbage:
+                reason = Reason(Code.OUTPUT_WRONG, "it does not say what it said before it slept", "start it anew")
             else:
-                self.play(ev.EngineReady(at_s=self.now_s, instance=iid, launch=effect.launch))
+                self.play(self._ready(iid, proc))
+                return
+            self.play(ev.WakeErrored(at_s=self.now_s, instance=iid, launch=effect.launch, reason=reason))
 
         self.later(reply.at_s - self.now_s, answer)
+
+    def _ready(self, iid: InstanceId, proc: Proc) -> ev.EngineReady:
+        return ev.EngineReady(at_s=self.now_s, instance=iid, launch=proc.launch, version=self.versions.get(model_of(iid), ""))
 
     def _find(self, effect: fx.Find, proc: Proc, order: int) -> None:
         def look() -> None:
@@ -216,7 +228,7 @@ class PlainMachine:
         if proc.life.stage is Stage.ENDED:
             self.ended(iid, proc)
         elif before is Stage.LOADING and proc.life.stage is Stage.AWAKE:
-            self.play(ev.EngineReady(at_s=self.now_s, instance=iid, launch=proc.launch))
+            self.play(self._ready(iid, proc))
 
     def ended(self, iid: InstanceId, proc: Proc) -> None:
         """Its process has ended: requests inside are lost, the exit is told, and that the group is empty when it was being stopped."""
@@ -244,8 +256,8 @@ class PlainMachine:
             elif held > before:  # a process takes back first what it has just given up
                 self._take_back(where, proc.launch, held - before)
             proc.shown[where] = held
-            info = next(i for i in self.infos if i.id == where)
-            if held > before and self.used(where) > info.capacity_bytes:
+            info = next((i for i in self.infos if i.id == where), None)  # None = it is not there any more
+            if info is not None and held > before and self.used(where) > info.capacity_bytes:
                 self.overflows.append(f"{iid} takes {held - before} on {where} at {self.now_s:g}")
 
     def _take_back(self, where: DeviceId, launch: LaunchId, wanted: int) -> None:
@@ -281,23 +293,33 @@ class PlainMachine:
 
     def take_sample(self) -> None:
         """Read now; the result arrives ``sample_takes_s`` later."""
+        for iid, proc in self.procs.items():
+            self._books(iid, proc)
         samples = tuple(self._sample(info) for info in self.infos if info.id not in self.unreadable)
+        copies = {iid: proc.life.host_bytes() for iid, proc in self.procs.items()}
+        host = self.around.host_sample(self.now_s, copies)
+
+        def arrive() -> None:
+            self.play(ev.Sampled(at_s=self.now_s, samples=samples, host=host))
+
         if self.sample_takes_s > 0:
-            self.later(self.sample_takes_s, lambda: self.play(ev.Sampled(at_s=self.now_s, samples=samples)))
+            self.later(self.sample_takes_s, arrive)
         else:
-            self.play(ev.Sampled(at_s=self.now_s, samples=samples))
+            arrive()
 
     def _sample(self, info: DeviceInfo) -> DeviceSample:
-        for iid, held_by in self.procs.items():
-            self._books(iid, held_by)
         self.lagging = [item for item in self.lagging if item[0] > self.now_s]
+        seated = [instance for instance in self.state.with_process() if info.id in instance.devices]
+        health = self.around.ill.get(info.id, Health.OK)
+        if health not in (Health.OK, Health.DRAINING):
+            return self.around.ill_sample(info.id, self.now_s, [Holder(instance.id) for instance in seated])
         used = self.used(info.id)
         own: dict[Holder, int] = {}
-        for instance in self.state.with_process():
-            if info.id in instance.devices:
-                proc = self.procs.get(instance.id)
-                late = sum(b for _, d, b, who in self.lagging if proc is not None and d == info.id and who == proc.launch)
-                own[Holder(instance.id)] = late + (proc.shown.get(info.id, 0) if proc is not None else 0)
+        for instance in seated:
+            proc = self.procs.get(instance.id)
+            late = sum(b for _, d, b, who in self.lagging if proc is not None and d == info.id and who == proc.launch)
+            own[Holder(instance.id)] = late + (proc.shown.get(info.id, 0) if proc is not None else 0)
+        text, fix = self.around.words(info.id)
         return DeviceSample(
             device=info.id,
             started_at_s=self.now_s,
@@ -305,4 +327,9 @@ class PlainMachine:
             free_bytes=max(0, info.capacity_bytes - used),
             foreign_bytes=max(0, used - sum(own.values())),
             own=own,
+            health=health,
+            trouble=text,
+            fix=fix,
+            estimated=self.around.estimated,
+            strangers=self.around.strangers.get(info.id, ()),
         )
