@@ -26,7 +26,8 @@ class Learned:
     """The last runs of one model on one kind of device, with one fingerprint and engine version: bytes and seconds, oldest first.
 
     ``kv_bytes`` is the KV cache it was started with, part of ``awake_bytes`` (0 = not ours to say). ``failed_wakes`` counts
-    wakes per level that failed for no lack of room, since the last one that did not.
+    wakes per level that failed for no lack of room, since the last one that did not. ``sleepless`` is the engine version that
+    only started without what sleeping needs (None = none did): it is started and stopped, and another version is tried anew.
     """
 
     fingerprint: str = ""
@@ -42,6 +43,7 @@ class Learned:
     host_bytes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     failed_wakes: Mapping[int, int] = field(default_factory=dict)
     denied_levels: tuple[int, ...] = ()  # sleep levels that do not work with this engine version and flags
+    sleepless: str | None = None
 
     def renewed(self, version: str) -> "Learned":
         """What is left when the engine has another version: sizes and times of starts as a guess, nothing about sleep.
@@ -98,6 +100,10 @@ class Learned:
         failed = self.failed_wakes.get(level, 0) + 1
         counted = replace(self, failed_wakes={**self.failed_wakes, level: failed})
         return counted.with_denied(level) if failed >= MOST_FAILED_WAKES else counted
+
+    def with_sleepless(self, sleepless: bool) -> "Learned":
+        """After a start that went well: with what sleeping needs, or only without it."""
+        return replace(self, sleepless=self.version if sleepless else None)
 
     def with_denied(self, level: int) -> "Learned":
         """After an ineffective sleep, or a wake to wrong answers: this level is not tried again with this version and fingerprint."""

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from scheduler.domain.device import Pin
@@ -166,7 +167,7 @@ class Applier:
         spec = self._state.models[model_of(effect.instance)]
         engine = self._parts.engines[spec.engine]
         plan = self._plan(effect)
-        line = engine.command(spec, plan)
+        line = engine.command(replace(spec, levels=()) if effect.sleepless else spec, plan)
         values = _values(spec, plan)
         environment = self._parts.environment(spec, line.env, values)
         digest = hashlib.sha256("\0".join(f"{k}={v}" for k, v in sorted(environment.items())).encode()).hexdigest()[:16]

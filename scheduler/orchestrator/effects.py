@@ -50,6 +50,7 @@ class Launch(EngineEffect):
     footprint: Footprint
     claim_bytes: int = 0  # all that it may take, per device
     kv_bytes: int | None = None  # of it the KV cache; None = the engine sizes it itself
+    sleepless: bool = False  # without what sleeping needs: with it, it did not start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from scheduler.domain.device import HostSample
-from scheduler.domain.ids import holder_of
+from scheduler.domain.ids import DeviceId, holder_of
 from scheduler.domain.instance import GOAL_STOPPED, Goal, Instance, Phase, goal_asleep
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import human_bytes
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.measuring import teach
-from scheduler.orchestrator.state import State
+from scheduler.orchestrator.state import HOST_MARGIN_BYTES, State
 from scheduler.orchestrator.view import on_host
 
 
@@ -38,6 +38,26 @@ def deepest_goal(state: State, instance: Instance, wanted: int | None) -> tuple[
         if level > (wanted or 0) and has_host_room(state, instance, host_bytes_asleep(state, instance, level)):
             return goal_asleep(level), Reason(Code.SLEEP_FAILED, f"{text}: level {level} instead", fix)
     return GOAL_STOPPED, Reason(Code.SLEEP_FAILED, f"{text}: stopped instead", fix)
+
+
+def loads_before(state: State, instance: Instance, devices: tuple[DeviceId, ...]) -> Reason | None:
+    """Why a cold start has to wait for others; None = it need not.
+
+    Weights pass through host memory on their way to a device. Starts side by side are as fast as one where there is room for
+    all that is read; where there is not, the kernel ends one of them, or another program (vllm#16916). One alone always may.
+    """
+    if state.host is None or all(state.devices[d].host_memory for d in devices if d in state.devices):
+        return None
+    loading = [i for i in state.instances.values() if i.phase is Phase.LAUNCHING and i.id != instance.id and not on_host(state, i)]
+    if not loading:
+        return None
+    need = sum(state.facts_of(i.model).footprint.weights_bytes * len(i.devices) for i in loading)
+    need += state.facts_of(instance.model).footprint.weights_bytes * len(devices)
+    if need <= state.host.available_bytes - HOST_MARGIN_BYTES:
+        return None
+    names = ", ".join(sorted(i.model for i in loading))
+    free = human_bytes(state.host.available_bytes)
+    return Reason(Code.WAITING_START, f"loads after {names}: {human_bytes(need)} of weights together, {free} of host memory are available")
 
 
 def note_host(ctx: Context, sample: HostSample) -> None:

@@ -48,6 +48,10 @@ from scheduler.orchestrator.view import kv_bytes, target
 
 #: Failures that mean "more memory than thought": the guess is raised before the next try.
 _OUT_OF_MEMORY = frozenset({Code.DEVICE_OOM, Code.HOST_OOM})
+#: Failures of starts that sleep mode may be the cause of: its allocator crashes on some cards, and takes more on others.
+_MAY_BE_SLEEP_MODE = frozenset({Code.CRASHED, Code.DEVICE_OOM})
+
+_SLEEPLESS = "{} only starts without sleep mode: it is stopped where it would sleep, until its definition or the engine's version changes"
 
 
 # --- intents ----------------------------------------------------------------------------------------------------
@@ -74,6 +78,7 @@ def launch(ctx: Context, iid: InstanceId, devices: tuple[DeviceId, ...], reason:
     )
     if instance.phase is Phase.FAILED:
         facts.half_open_at_s = ctx.now_s + state.policy.half_open_s
+    sleepless = _is_sleepless(ctx, instance)
     seq = ctx.transition(iid, event, intent=True)
     live = state.live_of(iid)
     live.peak_bytes = live.awake_bytes = 0
@@ -85,7 +90,25 @@ def launch(ctx: Context, iid: InstanceId, devices: tuple[DeviceId, ...], reason:
     live.first_residue_bytes, live.cycles, live.recycle, live.wake_lacked_room = None, 0, "", False
     kv = kv_bytes(state, instance.model, need)
     live.kv_bytes = kv or 0
-    ctx.emit(Launch(instance=iid, launch=launch_id, seq=seq, devices=devices, footprint=facts.footprint, claim_bytes=need, kv_bytes=kv))
+    live.sleepless = sleepless
+    how = Launch(instance=iid, launch=launch_id, seq=seq, devices=devices, footprint=facts.footprint, claim_bytes=need, kv_bytes=kv)
+    ctx.emit(replace(how, sleepless=sleepless))
+
+
+def _is_sleepless(ctx: Context, instance: Instance) -> bool:
+    """Whether a start is made without what sleeping needs.
+
+    So are the last try of a definition that never started with it, and every start since such a try went well with this version
+    of the engine. A command of the operator's own is run as it stands.
+    """
+    state, spec = ctx.state, ctx.state.models[instance.model]
+    facts, failed = state.facts_of(instance.model), instance.failures.launch
+    if facts.learned.sleepless == facts.learned.version:
+        return True
+    if spec.command or not facts.levels or failed == 0 or (facts.learned.start_s and facts.learned.sleepless is None):
+        return False
+    last = failed >= state.policy.max_launch_failures - 1 and instance.reason.code in _MAY_BE_SLEEP_MODE
+    return last or instance.reason.code is Code.SLEEP_UNSUPPORTED
 
 
 def wake(ctx: Context, iid: InstanceId, reason: Reason, cause: str) -> None:
@@ -149,9 +172,14 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
     took = event.at_s - live.effect_at_s
     if instance.phase is Phase.LAUNCHING:
         facts.starts += 1
+        tried = live.sleepless and facts.learned.sleepless != facts.learned.version
         teach(ctx, instance, lambda learned: learned.renewed(event.version))
         if live.launched_at_s is not None:
             teach(ctx, instance, lambda learned: learned.with_start(took))
+        if tried or not live.sleepless:
+            teach(ctx, instance, lambda learned: learned.with_sleepless(live.sleepless))
+        if tried:
+            ctx.tell("starts_sleepless", instance.model, _SLEEPLESS.format(instance.model))
         ctx.emit(EndLaunch(end=LaunchEnd(launch=event.launch, at=ctx.state.wall, result="ready", duration_s=took)))
     else:
         facts.wakes += 1

@@ -22,6 +22,7 @@ from scheduler.domain.units import human_seconds
 from scheduler.orchestrator import lifecycle
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CutLeases, FinishAction, Measure, SaveMove, Stop
+from scheduler.orchestrator.hosting import loads_before
 from scheduler.orchestrator.state import FORCE_GRACE_S, Wish
 from scheduler.orchestrator.view import grows_beside, may_sit, picture, restless, target
 from scheduler.planner.feasible import admits_growth, gap_on
@@ -217,6 +218,8 @@ def _admit(ctx: Context, move: Move, step: Step) -> MoveState | None:
         return _elsewhere(ctx, move, step)
     if any(restless(i) and i.id != instance.id and set(devices) & set(i.devices) for i in ctx.state.instances.values()):
         return None  # a crash or a finding came between: it ends by its own deadline
+    if instance.phase is not Phase.ASLEEP and loads_before(ctx.state, instance, devices) is not None:
+        return None  # the start that it waits for ends by its own deadline
     if admits_growth(now, devices) and all(gap_on(now, goal, d).closed for d in devices):
         if instance.phase is Phase.ASLEEP:
             lifecycle.wake(ctx, instance.id, move.reason, move.cause)

@@ -18,6 +18,7 @@ from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import FinishAction, GrantLease
 from scheduler.orchestrator.estimates import awake_seconds, is_measured, longest_seconds, queue_seconds, retry_after
 from scheduler.orchestrator.events import LeaseRequested
+from scheduler.orchestrator.hosting import loads_before
 from scheduler.orchestrator.standstill import Standstill
 from scheduler.orchestrator.state import Live
 from scheduler.orchestrator.view import Scene, enter_seconds, lost_devices, picture, target
@@ -287,6 +288,10 @@ def _on_its_way(ctx: Context, instance: Instance) -> Reason:
             running = len(ctx.state.live_of(other.id).leases)
             doing = f"finishes {running} requests" if running else f"is {other.phase.value.replace('_', ' ')}"
             return Reason(Code.WAITING_TURN, f"waiting for {other.model}, which {doing}")
+    if move is not None and instance.phase in EMPTY_PHASES:
+        return loads_before(ctx.state, instance, move.steps[-1].devices) or Reason(
+            Code.WAITING_START, f"{instance.model} is about to start"
+        )
     return Reason(Code.WAITING_START, f"{instance.model} is {instance.phase.value.replace('_', ' ')}")
 
 

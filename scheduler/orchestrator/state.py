@@ -73,6 +73,7 @@ class Live:
     first_residue_bytes: int | None = None  # of the first sleep of this run
     cycles: int = 0  # sleeps of this run
     recycle: str = ""  # why it is to be started afresh when idle
+    sleepless: bool = False  # the start in progress is made without what sleeping needs
     wake_sent: bool = False  # the wake in progress has reached the engine
     wake_lacked_room: bool = False  # the last wake failed for want of memory
     exit_reason: Reason | None = None
@@ -124,7 +125,9 @@ class ModelFacts:
         return known[2]
 
     def usable_levels(self) -> tuple[int, ...]:
-        """Levels that may be tried: those the engine has, less those that freed nothing."""
+        """Levels that may be tried: those the engine has, less those that freed nothing; none where it only starts without them."""
+        if self.learned.sleepless is not None:
+            return ()
         return tuple(level for level in self.levels if level not in self.learned.denied_levels)
 
 

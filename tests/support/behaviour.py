@@ -53,6 +53,7 @@ class Behaviour:
     listens_early: bool = False  # answers "starting" while loading, as llama.cpp does; else the connection is refused
     start_failures: tuple[StartFailure, ...] = ()  # what happens to the first, second, ... start
     fails_always: StartFailure | None = None  # every start after those
+    sleepy_start_fails: StartFailure | None = None  # every start that is made with what sleeping needs
     preflight: StartFailure | None = None  # found before anything is started
     executable_missing: bool = False
     port_taken: int = 0  # a stranger listens on the chosen port and answers as if it were ready

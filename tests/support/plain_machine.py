@@ -125,6 +125,8 @@ class PlainMachine:
             self.later(0.0, lambda: self.play(replace(event, at_s=self.now_s)))
             return
         proc = Proc(effect.launch, effect.devices, EngineLife(knobs, attempt, self.now_s))
+        if knobs.sleepy_start_fails is not None and not effect.sleepless:
+            proc.life.fail_start(knobs.sleepy_start_fails)
         self.procs[effect.instance] = proc
         self._books(effect.instance, proc)
         self.arm(effect.instance, proc)
