@@ -1,0 +1,73 @@
+"""vLLMs that start badly, and what they leave behind: a real daemon, real processes, made-up cards."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.domain.units import GIB
+from tests.support.gpu_house import cards, gpu_house, vllm
+from tests.support.gpu_world import GpuWorld
+from tests.support.house import alive, until
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> GpuWorld:
+    world = GpuWorld(tmp_path / "world")
+    cards(world, 1)
+    return world
+
+
+def told(entry: dict[str, dict[str, Any]], **knobs: object) -> dict[str, dict[str, Any]]:
+    """The same model, whose fake vLLM is told more."""
+    [definition] = entry.values()
+    definition["env"]["FAKE_VLLM_KNOBS"] = json.dumps(json.loads(definition["env"]["FAKE_VLLM_KNOBS"]) | knobs)
+    return entry
+
+
+async def test_a_card_on_which_sleep_mode_does_not_start(world: GpuWorld, tmp_path: Path) -> None:
+    models = told(vllm(tmp_path, world, "a"), sleep_mode_breaks_start=True) | vllm(tmp_path, world, "b")
+    async with gpu_house(tmp_path, world, models) as daemon:
+        assert (await daemon.chat("a"))[0] == 200
+        assert await daemon.told(1, "starts_sleepless") == [("starts_sleepless", "a")]
+        argvs = [json.loads(row["argv"]) for row in daemon.launches("a")]
+        assert ["--enable-sleep-mode" in argv for argv in argvs] == [True, True, False]
+        assert (await daemon.chat("b"))[0] == 200
+        assert (await daemon.model("a"))["phase"] == "stopped"
+
+        await daemon.terminate()
+        await daemon.start()
+        assert (await daemon.chat("a"))[0] == 200
+        assert "--enable-sleep-mode" not in json.loads(daemon.launches("a")[-1]["argv"])
+        refused = await daemon.act("sleep", "a")
+        assert (refused["state"], refused["error"]["code"]) == ("failed", "sleep_unsupported")
+
+
+async def test_workers_of_a_killed_vllm_do_not_keep_the_card(world: GpuWorld, tmp_path: Path) -> None:
+    """Its leader is killed; the worker lives on and holds 16 GiB, which the next model waits for."""
+    models = told(vllm(tmp_path, world, "a"), workers_outlive=True) | vllm(tmp_path, world, "b")
+    async with gpu_house(tmp_path, world, models) as daemon:
+        assert (await daemon.chat("a"))[0] == 200
+        workers = await daemon.children("a")
+        os.kill(await daemon.pid("a"), signal.SIGKILL)
+        await daemon.until("a", "stopped")
+        assert not [pid for pid in workers if alive(pid)]
+        assert (await daemon.chat("b"))[0] == 200
+        assert world.used("GPU-0") == 16 * GIB
+
+
+async def test_what_a_vllm_left_behind_while_nobody_looked_is_ended_by_the_next_daemon(world: GpuWorld, tmp_path: Path) -> None:
+    models = told(vllm(tmp_path, world, "a"), workers_outlive=True) | vllm(tmp_path, world, "b")
+    async with gpu_house(tmp_path, world, models) as daemon:
+        assert (await daemon.chat("a"))[0] == 200
+        leader = await daemon.pid("a")
+        await daemon.kill()
+        os.kill(leader, signal.SIGKILL)
+        await until(lambda: not alive(leader))
+        assert world.used("GPU-0") == 16 * GIB
+        await daemon.start()
+        assert (await daemon.chat("b"))[0] == 200
+        assert world.used("GPU-0") == 16 * GIB

@@ -1,0 +1,73 @@
+"""Engines that die of a request, or of a sleep, at the wrong moment: they never meet one."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from scheduler.domain.instance import Phase
+from scheduler.domain.units import GIB
+from tests.simulation.test_flows import play
+from tests.support.behaviour import Behaviour, Child
+from tests.support.sim import Sim
+
+pytestmark = pytest.mark.may_block
+
+#: As vLLM 0.8 (vllm#15483) and 0.11 (vllm#28714) did.
+FRAGILE = Behaviour(awake_bytes=6 * GIB, start_s=3.0, crash_on_request_while_asleep=True, sleep_while_running_crashes=True)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_request_reaches_a_sleeper_and_no_sleep_begins_under_a_request(tmp_path: Path, seed: int) -> None:
+    """Requests, operators who put to sleep and wake, clients that leave: at any moment."""
+
+    async def script(sim: Sim) -> None:
+        draw = random.Random(seed)
+        clients: list[asyncio.Task[str]] = []
+        for _ in range(150):
+            model = draw.choice("ab")
+            what = draw.random()
+            if what < 0.6:
+                clients.append(asyncio.create_task(sim.chat(model, draw.uniform(0.0, 4.0), tries=1)))
+            elif what < 0.8:
+                sim.ask(draw.choice(("sleep", "wake")), model)
+            elif clients:
+                draw.choice(clients).cancel()
+            await asyncio.sleep(draw.expovariate(1.0))
+        ends = await asyncio.gather(*clients, return_exceptions=True)
+        assert {end for end in ends if isinstance(end, str)} == {"ok"}
+        assert sim.world.happened("misdirected") == []
+        assert sum(sim.world.starts.values()) <= 2  # nobody ever died
+        slept = [t for t in sim.told if t.kind == "asleep"]
+        assert len(slept) >= 5
+
+    play(tmp_path, {"a": FRAGILE, "b": FRAGILE}, script)
+
+
+def test_an_engine_that_dies_shortly_after_it_said_that_it_sleeps_is_started_afresh(tmp_path: Path) -> None:
+    """200 to a sleep proves nothing about the next seconds."""
+
+    async def script(sim: Sim) -> None:
+        assert await sim.chat("a") == "ok"
+        await sim.act("sleep", "a")
+        assert sim.phase("a") is Phase.ASLEEP
+        sim.world.kill("a")
+        await sim.until(lambda: sim.phase("a") is Phase.STOPPED)
+        assert await sim.chat("a") == "ok"
+        assert sim.world.starts["a"] == 2  # type: ignore[index]
+
+    play(tmp_path, {"a": Behaviour(awake_bytes=6 * GIB, start_s=3.0)}, script)
+
+
+def test_what_a_killed_engine_leaves_behind_is_ended_before_its_room_is_used(tmp_path: Path) -> None:
+    """A worker without a parent keeps half of the memory, ignores TERM and lost its token: the next model waits for its bytes."""
+    left = Child(share=0.5, outlives=True, ignores_term=True, keeps_token=False)
+
+    async def script(sim: Sim) -> None:
+        assert await sim.chat("a") == "ok"
+        sim.world.kill("a")
+        assert await sim.chat("b") == "ok"
+        assert not [p for p in sim.world.processes.values() if p.alive and p.model == "a"]
+
+    play(tmp_path, {"a": Behaviour(awake_bytes=6 * GIB, start_s=3.0, levels=(), children=(left,)), "b": FRAGILE}, script)

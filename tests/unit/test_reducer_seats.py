@@ -1,0 +1,212 @@
+"""Who gets which seat, who leaves for it, and what measured memory has to say in it: as operators were disappointed elsewhere."""
+
+import pytest
+
+from scheduler.domain.ids import DeviceId, ModelName
+from scheduler.domain.model import DeviceWish
+from scheduler.domain.reasons import Code
+from scheduler.domain.units import GIB
+from tests.support.behaviour import Behaviour, StartFailure
+from tests.support.plain import Plain
+
+GPU = DeviceId("gpu0")
+
+
+def sized(gib: float, **more: object) -> Behaviour:
+    """An engine that takes so much."""
+    return Behaviour(awake_bytes=int(gib * GIB), **more)  # type: ignore[arg-type]
+
+
+def devices_of(world: Plain, models: str) -> dict[str, str]:
+    """Where each of these sits."""
+    return {m: ",".join(world.instance(m).devices) for m in models}
+
+
+# --- which seat -------------------------------------------------------------------------------------------------
+
+
+def test_on_unequal_devices_each_model_is_counted_against_its_own() -> None:
+    world = Plain({"gpu0": 16, "gpu1": 24}, a=sized(20), b=sized(12), c=sized(18))
+    for model in "ab":
+        world.ask(model)
+        world.settle()
+    assert devices_of(world, "ab") == {"a": "gpu1", "b": "gpu0"}
+    assert world.instance("a").claim.on(DeviceId("gpu0")) == 0
+    world.ask("c")  # more than gpu0 has: only one seat can be meant
+    world.settle()
+    assert devices_of(world, "c") == {"c": "gpu1"}
+    assert (world.phase("a"), world.phase("b")) == ("asleep", "awake")
+    assert not world.overflows
+
+
+def test_equal_models_spread_over_equal_devices() -> None:
+    world = Plain({"gpu0": 24, "gpu1": 24}, a=sized(7), b=sized(7), c=sized(7), d=sized(7))
+    for model in "abcd":
+        world.ask(model)
+        world.settle()
+    assert sorted(devices_of(world, "abcd").values()) == ["gpu0", "gpu0", "gpu1", "gpu1"]
+    assert world.count("Sleep") == world.count("Stop") == 0
+
+
+def test_one_device_is_used_where_one_is_enough_and_only_those_that_are_large_enough() -> None:
+    world = Plain({"gpu0": 6, "gpu1": 24}, a=sized(9.6))
+    world.ask("a")
+    world.settle()
+    assert devices_of(world, "a") == {"a": "gpu1"}
+    assert dict(world.instance("a").claim.device_bytes).keys() == {DeviceId("gpu1")}
+
+
+def test_eight_models_on_four_devices_need_no_rules() -> None:
+    """Sizes and budgets alone: whoever asks is served, and nobody leaves who did not have to."""
+    sizes = {"a": 16, "b": 16, "c": 10, "d": 10, "e": 8, "f": 8, "g": 4, "h": 4}
+    world = Plain({f"gpu{n}": 24 for n in range(4)}, **{m: sized(gib) for m, gib in sizes.items()})
+    for model in sizes:
+        world.ask(model)
+        world.settle()
+    assert set(world.ends()) == {"ok"}
+    assert world.count("Sleep") + world.count("Stop") == 0  # 76 of 96 GiB: all of them have a seat
+    for model in "ahbgcfde":
+        world.ask(model)
+        world.settle()
+    assert world.count("Launch") == 8
+    assert not world.overflows
+
+
+def test_the_same_demand_twice_is_decided_alike() -> None:
+    def decisions() -> list[tuple[float, str, str]]:
+        world = Plain({"gpu0": 24, "gpu1": 24}, **{m: sized(10 + n) for n, m in enumerate("abcde")})
+        for n in range(40):
+            world.ask("abcde"[(n * 7) % 5], for_s=3.0)
+            world.run(2.5)
+        world.settle()
+        return world.did
+
+    first = decisions()
+    assert first == decisions()
+    assert len(first) > 20
+
+
+def test_always_awake_models_that_do_not_fit_together_do_not_chase_each_other() -> None:
+    world = Plain({"gpu0": 24}, specs=dict.fromkeys("abc", {"always_awake": True}), a=sized(10), b=sized(10), c=sized(10))
+    world.run(600)
+    assert sorted(world.phase(m) for m in "abc") == ["awake", "awake", "stopped"]
+    assert world.count("Launch") == 2
+    [waiting] = [m for m in "abc" if world.phase(m) == "stopped"]
+    assert world.why(waiting) in (Code.WAITING_TURN, Code.WAITING_MEMORY, Code.ALWAYS)
+
+
+def test_ten_quick_edits_start_one_process() -> None:
+    world = Plain({"gpu0": 24}, specs={"a": {"always_awake": True}}, a=sized(10))
+    for n in range(10):
+        world.configure(a={"description": f"edit {n}", "max_queued": 100 + n})
+        world.run(0.1)
+    world.run(60)
+    assert world.phase("a") == "awake"
+    assert world.count("Launch") == 1
+    assert len(world.procs) == 1
+
+
+# --- measured, not believed -------------------------------------------------------------------------------------
+
+
+def test_room_that_others_take_between_the_decision_and_the_start_is_not_taken_twice() -> None:
+    world = Plain({"gpu0": 24}, a=sized(16), b=sized(16))
+    world.ask("a", for_s=8.0)
+    world.run(4)
+    world.ask("b", wait_s=600)
+    world.run_until(lambda: world.phase("a") == "falling_asleep")
+    world.foreign = {GPU: 12 * GIB}  # while a falls asleep: with it, b does not fit any more
+    world.run(60)
+    assert world.phase("b") == "stopped"
+    assert world.why("b") in (Code.WAITING_MEMORY, Code.WAITING_TURN)
+    assert not world.overflows
+    world.foreign = {}
+    world.settle()
+    assert set(world.ends()) == {"ok"}
+
+
+def test_after_a_crash_nothing_is_waited_for_that_is_free_already() -> None:
+    """The driver shows the bytes free at the next look: the model that waits for them starts then, and not after a fixed time."""
+    world = Plain({"gpu0": 24}, a=sized(16, levels=()), b=sized(16))
+    world.ask("a", for_s=600.0)
+    world.run(10)
+    world.ask("b")
+    world.run(1)
+    assert world.phase("b") == "stopped"
+    world.crash("a")
+    world.run_until(lambda: world.phase("b") == "launching")
+    seen = [j.transition.at for j in world.transitions if j.transition.instance == world.instance("a").id][-1]
+    assert world.state.wall - seen == 0.0  # in the same pass that saw a's bytes free
+    world.settle()
+    assert "ok" in world.ends("b")
+
+
+def test_a_size_that_was_declared_too_large_evicts_nobody_once_it_was_measured() -> None:
+    world = Plain({"gpu0": 80}, a=sized(27, guess_bytes=59 * GIB), b=sized(20), c=sized(20))
+    world.ask("a")
+    world.settle()
+    for model in "bc":
+        world.ask(model)
+        world.settle()
+    assert {world.phase(m) for m in "abc"} == {"awake"}
+    assert world.count("Sleep") + world.count("Stop") == 0
+
+
+def test_a_full_device_without_demand_is_left_alone() -> None:
+    world = Plain({"gpu0": 100}, a=sized(46), b=sized(45))
+    for model in "ab":
+        world.ask(model)
+        world.settle()
+    world.run(3600)
+    assert (world.phase("a"), world.phase("b")) == ("awake", "awake")
+    assert world.count("Sleep") + world.count("Stop") == 0
+
+
+def test_six_sleepers_on_one_device_are_counted_and_some_are_stopped_when_their_residue_is_wanted() -> None:
+    sleeper = sized(8, residue_bytes={1: 2 * GIB})
+    world = Plain({"gpu0": 24}, **dict.fromkeys("abcdef", sleeper), g=sized(20))
+    for model in "abcdef":
+        world.ask(model)
+        world.settle()
+        world.order("sleep", model)
+        world.settle()
+    asleep = [m for m in "abcdef" if world.phase(m) == "asleep"]
+    assert sum(world.instance(m).claim.total_bytes for m in asleep) >= 2 * GIB * len(asleep)
+    world.ask("g")
+    world.settle()
+    assert world.ends("g") == ["ok"]
+    assert len([m for m in "abcdef" if world.phase(m) == "asleep"]) <= 1
+    assert not world.overflows
+
+
+def test_start_without_memory_takes_more_room_evicts_for_it_and_is_repeated() -> None:
+    """A model that was thought smaller than it is: after its failed start the neighbour leaves as well."""
+    short = StartFailure(code=Code.DEVICE_OOM, text="CUDA out of memory")
+    world = Plain({"gpu0": 24}, a=sized(10), b=sized(16, guess_bytes=9 * GIB, start_failures=(short,)))
+    world.ask("a")
+    world.settle()
+    assert world.phase("a") == "awake"
+    world.ask("b")
+    world.settle()
+    assert world.ends() == ["ok", "ok"]
+    assert world.phase("a") == "asleep"
+    assert world.count("Launch", "b") == 2
+
+
+@pytest.mark.parametrize("wish", [DeviceWish(), DeviceWish(ids=(GPU,))])
+def test_an_operators_wake_obeys_the_same_ledger(wish: DeviceWish) -> None:
+    world = Plain({"gpu0": 24}, specs={"b": {"devices": wish}}, a=sized(16), b=sized(16), c=sized(40))
+    world.ask("a", for_s=60.0)
+    world.run(10)
+    action = world.order("wake", "b")
+    world.run(10)
+    assert world.phase("b") == "stopped"
+    assert world.phase("a") == "awake"
+    world.settle()
+    assert world.finished[action].ok
+    assert world.phase("a") == "asleep"
+    refused = world.order("wake", "c")
+    world.settle()
+    assert world.finished[refused].code == "does_not_fit"
+    assert world.instance("c").claim.total_bytes == 0
+    assert ModelName("c") not in world.state.holds.models()
