@@ -1,5 +1,6 @@
 """vLLMs that start badly, and what they leave behind: a real daemon, real processes, made-up cards."""
 
+import asyncio
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from scheduler.domain.units import GIB
 from tests.support.gpu_house import cards, gpu_house, vllm
 from tests.support.gpu_world import GpuWorld
 from tests.support.house import alive, until
+
+pytestmark = pytest.mark.may_block  # the test looks through /proc and the database itself
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ async def test_a_card_on_which_sleep_mode_does_not_start(world: GpuWorld, tmp_pa
     async with gpu_house(tmp_path, world, models) as daemon:
         assert (await daemon.chat("a"))[0] == 200
         assert await daemon.told(1, "starts_sleepless") == [("starts_sleepless", "a")]
-        argvs = [json.loads(row["argv"]) for row in daemon.launches("a")]
+        argvs = [json.loads(row["argv"]) for row in await asyncio.to_thread(daemon.launches, "a")]
         assert ["--enable-sleep-mode" in argv for argv in argvs] == [True, True, False]
         assert (await daemon.chat("b"))[0] == 200
         assert (await daemon.model("a"))["phase"] == "stopped"
@@ -41,7 +44,7 @@ async def test_a_card_on_which_sleep_mode_does_not_start(world: GpuWorld, tmp_pa
         await daemon.terminate()
         await daemon.start()
         assert (await daemon.chat("a"))[0] == 200
-        assert "--enable-sleep-mode" not in json.loads(daemon.launches("a")[-1]["argv"])
+        assert "--enable-sleep-mode" not in json.loads((await asyncio.to_thread(daemon.launches, "a"))[-1]["argv"])
         refused = await daemon.act("sleep", "a")
         assert (refused["state"], refused["error"]["code"]) == ("failed", "sleep_unsupported")
 

@@ -87,7 +87,7 @@ def test_the_same_demand_twice_is_decided_alike() -> None:
 
 
 def test_always_awake_models_that_do_not_fit_together_do_not_chase_each_other() -> None:
-    world = Plain({"gpu0": 24}, specs=dict.fromkeys("abc", {"always_awake": True}), a=sized(10), b=sized(10), c=sized(10))
+    world = Plain({"gpu0": 24}, specs={m: {"always_awake": True} for m in "abc"}, a=sized(10), b=sized(10), c=sized(10))
     world.run(600)
     assert sorted(world.phase(m) for m in "abc") == ["awake", "awake", "stopped"]
     assert world.count("Launch") == 2
