@@ -42,12 +42,14 @@ class Sim:
         models: Sequence[ModelSpec],
         *,
         policy: Policy | None = None,
+        host_limit_bytes: int = 0,
         boundary: Callable[[str], None] | None = None,
     ) -> None:
         self.world = world
         self.folder = folder
         self.models: dict[ModelName, ModelSpec] = {m.name: m for m in models}
         self.policy = policy or Policy()
+        self.host_limit_bytes = host_limit_bytes
         self.boundary = boundary or (lambda _name: None)
         self.told: list[Tell] = []
         self.finished: dict[str, FinishAction] = {}
@@ -65,6 +67,7 @@ class Sim:
             engines=self.daemon.engines,
             launcher=self.daemon.launcher,
             sources=self.daemon.sources,
+            host=self.daemon.host,
             clock=clock,
             database=self.database,
             writer=self.writer,
@@ -77,7 +80,7 @@ class Sim:
         hooks = Hooks(finished=self._on_finished, told=self.told.append, effects=self._effects, observe=self._observe, broken=self._broken)
         self.kernel = Kernel(parts, self.policy, hooks)
         self._watch = None  # what recovery does is no step of the reducer
-        await self.kernel.start(self.models)
+        await self.kernel.start(self.models, self.host_limit_bytes)
         self._watch = Watch(self.kernel.state)
 
     async def _read_log(self, path: str) -> Sequence[str]:

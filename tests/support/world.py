@@ -10,72 +10,19 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from scheduler.domain.device import DeviceInfo
+from scheduler.domain.device import DeviceInfo, Health
 from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.lease import Outcome
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
 from scheduler.ports.launcher import ExitInfo, ProcessHandle, SpawnRequest
-from tests.support.behaviour import NEVER, Behaviour, Child, StartFailure
+from tests.support.behaviour import NEVER, Behaviour, StartFailure
 from tests.support.engine_life import ILLEGAL, Ended, EngineLife, Fate, Stage
+from tests.support.world_parts import Entry, Process, WorldDevice, WorldGround
 
 BOOT_ID = "11111111-2222-4333-8444-555555555555"
 FIRST_PORT = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the world's own log: what really happened, whatever the daemon believes."""
-
-    at_s: float
-    what: str  # spawned started ready asleep woken ended killed out_of_memory cut misdirected garbage gate_closed
-    subject: str  # model or device
-    detail: str = ""
-
-
-@dataclass(slots=True)
-class WorldDevice:
-    """A device. ``foreign_bytes`` is used by somebody else; an unreadable one gives no samples."""
-
-    info: DeviceInfo
-    foreign_bytes: int = 0
-    readable: bool = True
-    lagging: list[tuple[float, int, int]] = field(default_factory=list)  # (free at, bytes, pid that held them)
-    peak_bytes: int = 0  # most ever used on it
-
-
-@dataclass(slots=True)
-class Process:
-    """A process. ``life`` and ``share``: how much of an engine's memory it holds; ``frozen`` after that engine's end."""
-
-    pid: int
-    start_ticks: int
-    session: int
-    model: ModelName
-    token: str | None
-    devices: tuple[DeviceId, ...] = ()
-    life: EngineLife | None = None
-    share: float = 1.0
-    frozen_bytes: int = 0
-    role: Child | None = None  # None = the leader
-    gated_by: object | None = None  # the daemon that holds its gate
-    request: SpawnRequest | None = None
-    alive: bool = True
-    exit: ExitInfo = field(default_factory=ExitInfo)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    timer: asyncio.TimerHandle | None = None
-    running: int = 0  # requests inside
-    cuts: int = 0  # how often requests inside were cut by a sleep
-
-    def device_bytes(self, now_s: float) -> int:
-        """Bytes on each of its devices."""
-        if not self.alive or self.gated_by is not None:
-            return 0
-        if self.life is None or self.life.stage is Stage.ENDED:
-            return self.frozen_bytes
-        return int(self.life.device_bytes(now_s) * self.share)
 
 
 class World:
@@ -91,6 +38,8 @@ class World:
         self.starts: Counter[ModelName] = Counter()
         self.generation = 0  # of the set of devices
         self.host_peak_bytes = 0
+        self.host_total_bytes: int | None = None  # of the machine; None = nobody measures it
+        self.host_others_bytes = 0
         self.sample_s = 0.0  # how long a measurement takes
         self.on_change: Callable[[], None] = lambda: None  # called after every change, for checks
         self._loop = asyncio.get_running_loop()
@@ -343,7 +292,7 @@ class World:
         for process in self.processes.values():
             for device in process.devices:
                 key = (process.pid, device)
-                held, before = process.device_bytes(now), self._held.get(key, 0)
+                held, before = (0 if device in process.torn else process.device_bytes(now)), self._held.get(key, 0)
                 if held > before:
                     grew[device] = process.model
                     self._take_back(self.devices[device], process.pid, held - before)
@@ -420,6 +369,30 @@ class World:
         self.devices[device].foreign_bytes = foreign_bytes
         self.settle()
 
+    def lose(self, device: DeviceId, trouble: str = "it fell off the bus") -> None:
+        """A device falls off the bus: what engines held there is gone, and whoever asks one of them waits in vain."""
+        there = self.devices[device]
+        there.health, there.trouble, there.lagging = Health.LOST, trouble, []
+        for process in self._live():
+            if device in process.devices:
+                process.torn.add(device)
+                if process.role is None and process.life is not None:
+                    process.life.wedge()
+        self.note("lost", str(device))
+        self.settle()
+
+    def ail(self, device: DeviceId, health: Health, trouble: str = "") -> None:
+        """A device has another health, or (OK) is well again."""
+        self.devices[device].health, self.devices[device].trouble = health, trouble
+        self.settle()
+
+    def vanish(self, device: DeviceId, *, absent: bool = True) -> None:
+        """A device leaves the list, or (False) is there again; engines on it lose what they held."""
+        if absent:
+            self.lose(device, "it vanished")
+        self.devices[device].absent, self.devices[device].health = absent, Health.OK
+        self.generation += 1
+
     def poke(self, process: Process) -> None:
         """Its life was changed from outside (a control call): re-arm its timer and the books."""
         if process.alive and process.life is not None and process.life.stage is Stage.ENDED:
@@ -442,41 +415,14 @@ class World:
         self.log.append(Entry(self.now_s, what, subject, detail))
 
 
-@dataclass(frozen=True, slots=True)
-class WorldGround:
-    """The devices under one engine: what it takes is booked when its life says so, here it is only asked whether there is room."""
-
-    world: World
-    leader: Process
-
-    def _room(self) -> int:
-        return min((self.world.room(device, self.leader.session) for device in self.leader.devices), default=0)
-
-    def take(self, size: int) -> bool:
-        """Whether so much fits; a refusal is an entry of the log."""
-        if size <= self._room():
-            return True
-        for device in self.leader.devices:
-            if size > (room := self.world.room(device, self.leader.session)):
-                self.world.note("out_of_memory", str(device), f"{size - room} bytes too many, refused to {self.leader.model}")
-        return False
-
-    def squeeze(self, size: int) -> int:
-        """What fits of it."""
-        return max(0, min(size, self._room()))
-
-    def others(self) -> int:
-        """The most that others use."""
-        rooms = ((self.world.devices[device].info.capacity_bytes, device) for device in self.leader.devices)
-        return max((capacity - self.world.room(device, self.leader.session) for capacity, device in rooms), default=0)
-
-
 def port_of(base_url: str) -> int:
     """The port of ``http://127.0.0.1:PORT``."""
     return int(base_url.rstrip("/").rpartition(":")[2])
 
 
-def device(name: str, capacity_gib: float, *, kind: str = "nvidia", index: int = 0, host_memory: bool = False) -> DeviceInfo:
+def device(
+    name: str, capacity_gib: float, *, kind: str = "nvidia", index: int = 0, host_memory: bool = False, islands: tuple[str, ...] = ()
+) -> DeviceInfo:
     """A device without reserve or headroom."""
     return DeviceInfo(
         id=DeviceId(name),
@@ -486,4 +432,5 @@ def device(name: str, capacity_gib: float, *, kind: str = "nvidia", index: int =
         uuid=f"uuid-{name}",
         capacity_bytes=int(capacity_gib * GIB),
         host_memory=host_memory,
+        islands=islands,
     )

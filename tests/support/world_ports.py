@@ -5,19 +5,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.domain.claims import Footprint
-from scheduler.domain.device import DeviceInfo, DeviceSample, Pin
+from scheduler.domain.device import DeviceInfo, DeviceSample, Health, HostSample, Pin
 from scheduler.domain.errors import Permanent, Temporary
 from scheduler.domain.ids import DeviceId, Holder, ModelName
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code, Reason
+from scheduler.domain.units import GIB
 from scheduler.ports.engine import Answer, CommandLine, Endpoint, LaunchPlan, Probe
 from scheduler.ports.launcher import ExitInfo, Owned, ProcessHandle, SpawnRequest
 from tests.support.behaviour import Behaviour, StartFailure
 from tests.support.engine_life import Fate, Reply
-from tests.support.world import BOOT_ID, Process, World, port_of
+from tests.support.world import BOOT_ID, World, port_of
+from tests.support.world_parts import Process, WorldDevice
 
 ENGINE = "pretended"
 VERSION = "1.0-pretended"
+#: What an engine's processes keep in host memory whatever they do.
+PROCESS_BYTES = GIB
 
 
 class Daemon:
@@ -30,6 +34,7 @@ class Daemon:
         self.sources = [WorldDevices(self, kind) for kind in (kinds or sorted(found))]
         self.engine = WorldEngine(self, tuple(sorted(found)))
         self.engines = {ENGINE: self.engine}
+        self.host = None if world.host_total_bytes is None else WorldHost(self)
         world.attach(self)
 
     async def alive(self) -> None:
@@ -328,12 +333,14 @@ class WorldDevices:
 
     def pins(self) -> Mapping[DeviceId, Pin]:
         """By index, as they are listed."""
-        return {there.info.id: Pin(index=there.info.index, uuid=there.info.uuid) for there in self.daemon.world.devices.values()}
+        there = [each.info for each in self.daemon.world.devices.values() if not each.absent]
+        return {info.id: Pin(index=info.index, uuid=info.uuid) for info in there}
 
     async def inventory(self, known: Mapping[str, DeviceId]) -> Sequence[DeviceInfo]:
         """All devices of the kind; this world names them itself."""
         await self.daemon.alive()
-        return [there.info for there in self.daemon.world.devices.values() if there.info.kind == self.kind]
+        there = [each for each in self.daemon.world.devices.values() if not each.absent]
+        return [each.info for each in there if each.info.kind == self.kind]
 
     async def sample(
         self, groups: Mapping[DeviceId, Mapping[Holder, frozenset[int]]], moving: frozenset[Holder] = frozenset()
@@ -345,23 +352,43 @@ class WorldDevices:
         if world.sample_s > 0:
             await asyncio.sleep(world.sample_s)
         return [
-            self._sample(world, there.info, groups.get(there.info.id, {}), started_at_s)
+            self._sample(world, there, groups.get(there.info.id, {}), started_at_s)
             for there in world.devices.values()
-            if there.info.kind == self.kind and there.readable
+            if there.info.kind == self.kind and there.readable and not there.absent
         ]
 
     @staticmethod
-    def _sample(world: World, info: DeviceInfo, holders: Mapping[Holder, frozenset[int]], started_at_s: float) -> DeviceSample:
-        used = world.used_bytes(info.id)
-        own = {holder: world.own_bytes(info.id, pids) for holder, pids in holders.items()}
+    def _sample(world: World, there: WorldDevice, holders: Mapping[Holder, frozenset[int]], started_at_s: float) -> DeviceSample:
+        device, bytes_known = there.info.id, there.health in (Health.OK, Health.DRAINING)
+        used = world.used_bytes(device) if bytes_known else 0
+        own = {holder: world.own_bytes(device, pids) if bytes_known else 0 for holder, pids in holders.items()}
         return DeviceSample(
-            device=info.id,
+            device=device,
             started_at_s=started_at_s,
             used_bytes=used,
-            free_bytes=max(0, info.capacity_bytes - used),
+            free_bytes=max(0, there.info.capacity_bytes - used) if bytes_known else 0,
             foreign_bytes=max(0, used - sum(own.values())),
             own=own,
+            health=there.health,
+            trouble=there.trouble,
+            fix="look at dmesg" if there.trouble else "",
         )
+
+
+@dataclass(slots=True)
+class WorldHost:
+    """Implements HostSource: what engines keep there is a little for each, and the copies of sleepers."""
+
+    daemon: Daemon
+
+    async def sample(self, groups: Mapping[Holder, frozenset[int]]) -> HostSample | None:
+        """Measure now."""
+        await self.daemon.alive()
+        world = self.daemon.world
+        held = {p.pid: PROCESS_BYTES + p.life.host_bytes() for p in world.engines() if p.life is not None}
+        own = {holder: sum(held.get(pid, 0) for pid in pids) for holder, pids in groups.items()}
+        left = (world.host_total_bytes or 0) - world.host_others_bytes - sum(held.values())
+        return HostSample(started_at_s=world.now_s, available_bytes=max(0, left), own=own)
 
 
 def fails(code: Code, *, after_s: float = 1.0, text: str = "") -> StartFailure:
