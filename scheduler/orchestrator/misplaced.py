@@ -13,19 +13,20 @@ _CAUSE = CauseId("rule:device_gone")
 def leave_lost_devices(ctx: Context) -> None:
     """Stop what sits on a device that this daemon does not know, or that is faulty: whoever wants the model starts it on another one.
 
-    What is in use is drained first. An operator's wish stays: it ends, or goes on with the second half of a restart, once the
+    What is in use is drained first, and leaves last: a device belongs to one move at a time, and nobody waits for a drain who
+    could leave at once. An operator's wish stays: it ends, or goes on with the second half of a restart, once the
     instance is stopped.
     """
-    for instance in list(ctx.state.instances.values()):
-        if lost_devices(ctx.state, instance):
-            _leave(ctx, instance)
+    there = [instance for instance in ctx.state.instances.values() if lost_devices(ctx.state, instance)]
+    for instance in sorted(there, key=lambda i: ctx.state.busy(i.id)):
+        _leave(ctx, instance)
 
 
 def _leave(ctx: Context, instance: Instance) -> None:
     reason = _reason(ctx, instance)
     if instance.phase in (Phase.LAUNCHING, Phase.WAKING):
         lifecycle.stop_now(ctx, instance.id, reason, _CAUSE)
-    elif instance.phase in (Phase.AWAKE, Phase.ASLEEP) and ctx.state.store_ok and ctx.state.move_of(instance.id) is None:
+    elif instance.phase in (Phase.AWAKE, Phase.ASLEEP) and ctx.state.store_ok and _is_free(ctx, instance):
         wish = ctx.state.wishes.get(instance.id)
         moves.open_move(
             ctx,
@@ -36,6 +37,10 @@ def _leave(ctx: Context, instance: Instance) -> None:
             force=wish is not None and wish.force,
         )
         ctx.tell(reason.code.value, instance.model, f"{instance.model} is stopped: {reason.text}")
+
+
+def _is_free(ctx: Context, instance: Instance) -> bool:
+    return ctx.state.move_of(instance.id) is None and ctx.state.owned_devices().isdisjoint(instance.devices)
 
 
 def _reason(ctx: Context, instance: Instance) -> Reason:
