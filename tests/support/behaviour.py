@@ -65,6 +65,7 @@ class Behaviour:
     growth_bps: float = 0.0  # more and more while awake
     growth_limit_bytes: int = 0
     kv_bytes: int = 0  # the part of awake_bytes that comes back with the tag kv_cache
+    kv_min_bytes: int = 0  # it can be started with a KV cache of any size from this to kv_bytes; 0 = it sizes its cache itself
     kv_dtype: str = "auto"
     residue_bytes: Mapping[int, int] = field(default_factory=lambda: {1: GIB // 2, 2: GIB // 4})
     host_bytes: Mapping[int, int] = field(default_factory=dict)  # kept from the first sleep at that level to the end
@@ -136,6 +137,8 @@ class Behaviour:
             host_bytes={level: self.host_bytes.get(level, 0) for level in self.levels},
             start_s=self.start_s if self.start_s < NEVER else 30.0,
             weights_bytes=self.awake_bytes,
+            kv_bytes=self.kv_bytes if self.kv_min_bytes else 0,
+            kv_min_bytes=self.kv_min_bytes,
             source=Source.ESTIMATED if guess is not None else Source.DECLARED,
         )
 

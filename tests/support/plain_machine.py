@@ -124,6 +124,8 @@ class PlainMachine:
             event = ev.EngineExited(at_s=self.now_s, instance=effect.instance, launch=effect.launch, reason=reason)
             self.later(0.0, lambda: self.play(replace(event, at_s=self.now_s)))
             return
+        if effect.kv_bytes is not None:
+            knobs = replace(knobs, awake_bytes=knobs.awake_bytes - knobs.kv_bytes + effect.kv_bytes, kv_bytes=effect.kv_bytes)
         proc = Proc(effect.launch, effect.devices, EngineLife(knobs, attempt, self.now_s))
         if knobs.sleepy_start_fails is not None and not effect.sleepless:
             proc.life.fail_start(knobs.sleepy_start_fails)
