@@ -198,6 +198,7 @@ class Sim:
     def ledger_matches(self) -> list[str]:
         """Differences between claims and what processes really hold, when nothing moves; empty = none."""
         wrong = []
+        self.world.settle()
         for instance in self.kernel.state.instances.values():
             held = sum(self.world.own_bytes(d, frozenset(p.pid for p in self.world.engines(instance.model))) for d in instance.devices)
             if held > instance.claim.total_bytes:

@@ -32,6 +32,7 @@ class World:
         self.devices = {info.id: WorldDevice(info) for info in devices}
         self.behaviours = {ModelName(name): knobs for name, knobs in (behaviours or {}).items()}
         self.processes: dict[int, Process] = {}
+        self._open: dict[int, Process] = {}  # those that live or whose memory is still in the books
         self.listeners: dict[int, Process | None] = {}  # port -> who listens; None = a stranger that answers 200
         self.logs: dict[str, list[str]] = {}  # log path -> lines
         self.log: list[Entry] = []
@@ -86,14 +87,13 @@ class World:
         """Bytes free on a device, when the processes of the session ``without`` held nothing."""
         there = self.devices[device]
         there.lagging = [item for item in there.lagging if item[0] > self.now_s]
-        own = {pid for pid, process in self.processes.items() if without and process.session == without}
+        own = {pid for pid, process in self._open.items() if without and process.session == without}
         held = sum(size for (pid, where), size in self._held.items() if where == device and pid in own)
-        held += sum(size for _, size, pid in there.lagging if pid in own)
+        held += sum(size for _, size, pid in there.lagging if without and self.processes[pid].session == without)
         return self._capacity(device) - self._used(device) + held
 
     def own_bytes(self, device: DeviceId, pids: frozenset[int]) -> int:
-        """What these processes hold on a device, as a driver would say: a dead process holds nothing."""
-        self.settle()
+        """What these processes hold on a device, as a driver would say: a dead process holds nothing. Settle first."""
         held = sum(value for (pid, where), value in self._held.items() if where == device and pid in pids)
         return held + sum(value for _, value, pid in self.devices[device].lagging if pid in pids and self.processes[pid].alive)
 
@@ -104,7 +104,7 @@ class World:
 
     def host_bytes(self) -> int:
         """Host memory held by copies of sleepers."""
-        return sum(p.life.host_bytes() for p in self.processes.values() if p.alive and p.life is not None and p.role is None)
+        return sum(p.life.host_bytes() for p in self._live() if p.life is not None and p.role is None)
 
     def engines(self, model: str = "") -> list[Process]:
         """Live leaders past their gate, of one model or of all."""
@@ -122,7 +122,7 @@ class World:
         return [p for p in self._live() if p.session == session]
 
     def _live(self) -> list[Process]:
-        return [p for p in self.processes.values() if p.alive]
+        return [p for p in self._open.values() if p.alive]
 
     # --- the daemon's coming and going ------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class World:
     def _new_process(self, model: ModelName, token: str | None, devices: tuple[DeviceId, ...], session: int = 0) -> Process:
         pid = next(self._pids)
         process = Process(pid=pid, start_ticks=100 * pid, session=session or pid, model=model, token=token, devices=devices)
-        self.processes[pid] = process
+        self.processes[pid] = self._open[pid] = process
         return process
 
     def close_gate(self, process: Process) -> None:
@@ -289,7 +289,9 @@ class World:
 
     def _account(self, now: float) -> dict[DeviceId, ModelName]:
         grew: dict[DeviceId, ModelName] = {}
-        for process in self.processes.values():
+        for process in list(self._open.values()):
+            if not process.alive:
+                del self._open[process.pid]
             for device in process.devices:
                 key = (process.pid, device)
                 held, before = (0 if device in process.torn else process.device_bytes(now)), self._held.get(key, 0)

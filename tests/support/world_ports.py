@@ -359,6 +359,7 @@ class WorldDevices:
 
     @staticmethod
     def _sample(world: World, there: WorldDevice, holders: Mapping[Holder, frozenset[int]], started_at_s: float) -> DeviceSample:
+        world.settle()
         device, bytes_known = there.info.id, there.health in (Health.OK, Health.DRAINING)
         used = world.used_bytes(device) if bytes_known else 0
         own = {holder: world.own_bytes(device, pids) if bytes_known else 0 for holder, pids in holders.items()}
