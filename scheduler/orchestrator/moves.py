@@ -14,6 +14,7 @@ from scheduler.domain.instance import (
     DrainIntended,
     Forced,
     Goal,
+    Instance,
     Phase,
 )
 from scheduler.domain.plan import Move, MoveState, Step, StepKind
@@ -22,7 +23,7 @@ from scheduler.domain.units import human_seconds
 from scheduler.orchestrator import lifecycle
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CutLeases, FinishAction, Measure, SaveMove, Stop
-from scheduler.orchestrator.hosting import loads_before
+from scheduler.orchestrator.hosting import has_host_room, host_bytes_asleep, loads_before
 from scheduler.orchestrator.state import FORCE_GRACE_S, Wish
 from scheduler.orchestrator.view import grows_beside, may_sit, picture, restless, target
 from scheduler.planner.feasible import admits_growth, gap_on
@@ -145,13 +146,22 @@ def _shrink(ctx: Context, move: Move, step: Step) -> bool:
             return _shrink(ctx, move, step)
         case Phase.DRAINING:
             if not ctx.state.busy(instance.id):
-                if not grows_beside(ctx.state, instance):  # a start that was adopted after a restart belongs to no move
+                # a start that was adopted after a restart belongs to no move
+                if not grows_beside(ctx.state, instance) and not _copy_room_comes(ctx, move, instance):
                     lifecycle.leave(ctx, instance.id, move.reason)
             elif is_forced(ctx, move, instance.id) and instance.deadline_s is not None and ctx.now_s >= instance.deadline_s:
                 _force(ctx, instance.id, move)
             return False
         case _:
             return False
+
+
+def _copy_room_comes(ctx: Context, move: Move, instance: Instance) -> bool:
+    """Whether the host has no room for its copy yet, and another one that leaves in the same move gives its own back."""
+    if instance.goal.level is None or has_host_room(ctx.state, instance, host_bytes_asleep(ctx.state, instance, instance.goal.level)):
+        return False
+    others = [ctx.instance(s.instance) for s in move.steps if s.goal.phase is Phase.STOPPED and s.instance != instance.id]
+    return any(other.claim.host_bytes for other in others)
 
 
 def _begin_drain(ctx: Context, move: Move, step: Step) -> None:
