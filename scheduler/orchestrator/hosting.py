@@ -1,9 +1,10 @@
 """Host memory as a ledger: copies of sleepers, who may make one, and what they were measured to take."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scheduler.domain.device import HostSample
-from scheduler.domain.ids import DeviceId, holder_of
+from scheduler.domain.ids import DeviceId, ModelName, holder_of
 from scheduler.domain.instance import GOAL_STOPPED, Goal, Instance, Phase, goal_asleep
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import human_bytes
@@ -11,6 +12,10 @@ from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.measuring import teach
 from scheduler.orchestrator.state import HOST_MARGIN_BYTES, State
 from scheduler.orchestrator.view import on_host
+from scheduler.planner.evict import Leave
+
+#: What an operator can do where copies find no room.
+FIX = "stop a sleeper that keeps its copy there, or raise host.sleep_memory"
 
 
 def host_bytes_asleep(state: State, instance: Instance, level: int | None) -> int:
@@ -28,16 +33,45 @@ def has_host_room(state: State, instance: Instance, host_bytes: int) -> bool:
 
 def deepest_goal(state: State, instance: Instance, wanted: int | None) -> tuple[Goal, Reason]:
     """Where an instance goes for whose copy the host has no room: to a deeper level that needs less, else it is stopped."""
-    held, limit = human_bytes(state.host_claimed()), human_bytes(state.host_limit_bytes)
     need = host_bytes_asleep(state, instance, wanted)
-    text = f"{instance.model} cannot sleep at level {wanted}: its copy needs {human_bytes(need)} of host memory, {held} of {limit} are held"
-    if state.host is not None and state.host_claimed() + need - instance.claim.host_bytes <= state.host_limit_bytes:
-        text = f"{text}, and only {human_bytes(state.host.available_bytes)} are available on the machine"
-    fix = "stop a sleeper that keeps its copy there, or raise host.sleep_memory"
+    text = _no_room(state, instance.model, wanted, need, need - instance.claim.host_bytes, state.host_claimed())
     for level in state.facts_of(instance.model).usable_levels():
         if level > (wanted or 0) and has_host_room(state, instance, host_bytes_asleep(state, instance, level)):
-            return goal_asleep(level), Reason(Code.SLEEP_FAILED, f"{text}: level {level} instead", fix)
-    return GOAL_STOPPED, Reason(Code.SLEEP_FAILED, f"{text}: stopped instead", fix)
+            return goal_asleep(level), Reason(Code.SLEEP_FAILED, f"{text}: level {level} instead", FIX)
+    return GOAL_STOPPED, Reason(Code.SLEEP_FAILED, f"{text}: stopped instead", FIX)
+
+
+def why_deeper(state: State, leaves: Sequence[Leave]) -> tuple[str, ...]:
+    """A sentence for each victim that goes deeper than it would, had the host room for every copy."""
+    found = []
+    for leave in leaves:
+        others = [other for other in leaves if other is not leave]
+        taken = sum(other.exit.host_delta_bytes for other in others)
+        short = [
+            way for way in leave.seat.exits if way.regret < leave.exit.regret and way.host_delta_bytes > max(0, state.host_room() - taken)
+        ]
+        wanting = [other for other in others if other.exit.host_delta_bytes > 0]
+        if short:
+            more = short[0].host_delta_bytes
+            need = leave.seat.claim.host_bytes + more
+            found.append(_no_room(state, leave.seat.model, short[0].goal.level, need, more, state.host_claimed() + taken))
+        elif wanting and leave.exit.host_delta_bytes < 0 and taken > state.host_room():
+            names = ", ".join(other.seat.model for other in wanting)
+            copies = f"{human_bytes(-leave.exit.host_delta_bytes)} of host memory for {names}"
+            need = sum(other.exit.host_delta_bytes for other in wanting)
+            limit = f"{human_bytes(state.host_claimed())} of {human_bytes(state.host_limit_bytes)} are held"
+            found.append(f"{leave.seat.model} gives back {copies}, whose copy needs {human_bytes(need)}: {limit}")
+    return tuple(found)
+
+
+def _no_room(state: State, model: ModelName, level: int | None, need: int, more: int, held: int) -> str:
+    """Bytes that its copy needs in all, how many of them are new, and what others hold."""
+    limit = state.host_limit_bytes
+    text = f"{model} cannot sleep at level {level}: its copy needs {human_bytes(need)} of host memory"
+    text = f"{text}, {human_bytes(held)} of {human_bytes(limit)} are held"
+    if state.host is not None and held + more <= limit:
+        text = f"{text}, and only {human_bytes(state.host.available_bytes)} are available on the machine"
+    return text
 
 
 def loads_before(state: State, instance: Instance, devices: tuple[DeviceId, ...]) -> Reason | None:

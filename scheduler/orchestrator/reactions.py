@@ -18,7 +18,7 @@ from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import FinishAction, GrantLease
 from scheduler.orchestrator.estimates import awake_seconds, is_measured, longest_seconds, queue_seconds, retry_after
 from scheduler.orchestrator.events import LeaseRequested
-from scheduler.orchestrator.hosting import loads_before
+from scheduler.orchestrator.hosting import FIX, loads_before, why_deeper
 from scheduler.orchestrator.standstill import Standstill
 from scheduler.orchestrator.state import Live
 from scheduler.orchestrator.view import Scene, enter_seconds, lost_devices, picture, target
@@ -360,7 +360,9 @@ def _open(ctx: Context, model: ModelName, fits: Fits) -> None:
     freed = sum(sum(leave.exit.claim_freed.values()) for leave in fits.leaves)
     code = Code.REQUESTED if by_hold else Code.ALWAYS
     why = _asked_by(waiting) if by_hold else "configured awake: always"
+    deeper = why_deeper(state, fits.leaves)
     text = f"{model} on {', '.join(fits.devices)}: {why}" + (f"; puts away {away} ({human_bytes(freed)})" if away else "")
+    text = "; ".join((text, *deeper))
     steps = tuple(moves.shrink_step(leave.seat.instance, leave.exit.goal) for leave in fits.leaves)
     devices = frozenset(fits.devices) | {d for leave in fits.leaves for d in leave.seat.devices}
     moves.open_move(
@@ -368,7 +370,7 @@ def _open(ctx: Context, model: ModelName, fits: Fits) -> None:
         steps=(*steps, moves.grow_step(instance_id(model), fits.devices)),
         devices=devices,
         cause=cause,
-        reason=Reason(code, text),
+        reason=Reason(code, text, FIX if deeper else ""),
         beneficiary=model,
     )
     ctx.tell("move", model, text, cause=cause)

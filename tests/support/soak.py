@@ -217,7 +217,7 @@ class Soak:
                     self.ask(self.random.choices(self.names, [1.0 / (n + 1) for n in range(len(self.names))])[0])
                 case "fault":
                     fault = self._fault()
-                    self.figures[fault.__name__.strip("_")] += 1  # type: ignore[attr-defined]
+                    self.figures[fault.__name__.strip("_")] += 1
                     fault()
                 case _:
                     self.figures["restart"] += 1
