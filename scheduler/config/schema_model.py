@@ -40,7 +40,9 @@ class StepSection(Section):
 class WishSection(Section):
     """``devices:`` of a model."""
 
-    kind: str | None = key(None, "kind", "Kind of device to sit on. Default: what the engine runs on.")
+    kind: str | None = key(
+        None, "kind", "Kind of device to sit on. Default: that of `ids`, else the first kind its engine runs on that this host has."
+    )
     count: Annotated[int, Field(ge=1, le=64)] = key(
         1,
         "number",

@@ -1,11 +1,12 @@
 """What happens to devices: they come, go, report faults, fall off the bus; and what others use of them over time."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from scheduler.domain.device import GONE, DeviceInfo, DeviceSample, Health
 from scheduler.domain.errors import HotseatError
 from scheduler.domain.ids import CauseId, DeviceId
 from scheduler.domain.instance import GroupLost, Instance, may
+from scheduler.domain.model import DeviceWish
 from scheduler.domain.reasons import Code, Reason
 from scheduler.orchestrator import lifecycle
 from scheduler.orchestrator.context import Context
@@ -72,6 +73,19 @@ def blind(state: State, kind: str, known: Mapping[str, DeviceId], error: Hotseat
             fix=error.fix,
         )
     return infos
+
+
+def seat_kinds(wish: DeviceWish, able: Sequence[str], here: Collection[str], kind_of: Mapping[DeviceId, str]) -> tuple[str, ...]:
+    """The kinds of device a model may sit on: those of the devices it names, else the first that its engine runs on and this host has.
+
+    ``able`` are the engine's kinds, preferred first. One of them is chosen for good, since sizes and sleep levels are those of a
+    kind: a full card is no reason to start on the CPU what was sized for a card.
+    """
+    if wish.kind:
+        return (wish.kind,)
+    named = {kind_of[device] for device in wish.ids if device in kind_of}
+    wanted = [kind for kind in able if kind in (named or here)]
+    return tuple(wanted if named else wanted[:1]) or tuple(able)
 
 
 def miss(state: State, device: DeviceId, info: DeviceInfo | None = None) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from scheduler.domain.claims import Footprint
@@ -73,6 +73,7 @@ class Kernel:
         self.sampler = Sampler(self.state, parts, self.applier.supervisors, self.post, self.devices_changed)
         listeners.measure = lambda _devices: self.sampler.poke()
         self._scope = TaskScope("kernel")
+        self._families: set[str] = set()  # kinds of which this host has devices, or had some, or may have some that cannot be listed
 
     def post(self, event: Happening) -> None:
         """Feed an event to the control loop."""
@@ -129,13 +130,17 @@ class Kernel:
         """A family's devices under the names they had before; new names are written down before they are used."""
         parts = self.parts
         if source.kind in NAMED_BY_FILE:
-            return await source.inventory({})
+            found = await source.inventory({})
+            self._families |= {info.kind for info in found}
+            return found
         known = await parts.writer.submit(lambda conn: load_devices(conn, source.kind), "devices")
         try:
             found = await source.inventory(known)
         except HotseatError as error:
+            self._families.add(source.kind)  # a broken driver is no reason to start on the CPU
             log.error("devices of kind %s cannot be listed: %s", source.kind, error.message)
             return devices.blind(self.state, source.kind, known, error)
+        self._families |= {source.kind} if known or found else set()
         self.state.degraded.pop(f"{devices.BLIND}:{source.kind}", None)
         wall = parts.clock.wall()
         if {info.uuid: info.id for info in found}.items() - known.items():
@@ -143,9 +148,12 @@ class Kernel:
         return found
 
     async def devices_changed(self, source: DeviceSource) -> None:
-        """A family says that its devices are others now."""
+        """A family says that its devices are others now; with the first of its kind, models may sit elsewhere than before."""
+        before = len(self._families)
         found = await self.devices_of(source)
         self.post(DevicesChanged(at_s=self.parts.clock.monotonic(), kind=source.kind, devices=tuple(found)))
+        if len(self._families) > before:
+            self.post(await self.registry_event(self.state.models))
 
     async def _note_missing(self) -> None:
         """Devices that an earlier daemon knew and this one does not find are shown, not forgotten."""
@@ -166,11 +174,14 @@ class Kernel:
         guesses: dict[ModelName, Footprint] = {}
         levels: dict[ModelName, tuple[int, ...]] = {}
         kinds: dict[ModelName, tuple[str, ...]] = {}
-        for name, spec in models.items():
-            engine = self.parts.engines[spec.engine]
+        kind_of = {info.id: info.kind for info in self.state.devices.values()}
+        for name, configured in models.items():
+            engine = self.parts.engines[configured.engine]
+            kinds[name] = devices.seat_kinds(configured.devices, engine.device_kinds, self._families, kind_of)
+            # What an adapter says about a model depends on where it sits, so it is told that before it is asked.
+            spec = replace(configured, devices=replace(configured.devices, kind=next(iter(kinds[name]), None)))
             able = engine.levels(spec)
             levels[name] = able if spec.levels is None else tuple(n for n in able if n in spec.levels)
-            kinds[name] = engine.device_kinds
             guesses[name] = await engine.estimate(spec)
         foreign = frozenset(name for name, spec in models.items() if isinstance(self.parts.engines[spec.engine], Attaches))
         now_s = self.parts.clock.monotonic()
