@@ -145,6 +145,7 @@ def leave(ctx: Context, iid: InstanceId, reason: Reason) -> None:
     ctx.state.instances[iid] = replace(instance, claim=replace(instance.claim, host_bytes=host))
     live = ctx.state.live_of(iid)
     live.returned_at_s = live.returned_level = None
+    live.held_bytes = max((live.measured.get(device, 0) for device in instance.devices), default=0)
     event = Drained(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + timeout + policy.sleep_settle_s)
     seq = ctx.transition(iid, event, intent=True)
     ctx.emit(Sleep(instance=iid, launch=launch_id(instance), seq=seq, level=level, timeout_s=timeout))

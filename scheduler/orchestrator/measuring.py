@@ -20,13 +20,15 @@ from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator.context import Context, launch_id
 from scheduler.orchestrator.effects import EndLaunch, SaveLearned
 from scheduler.orchestrator.state import State
-from scheduler.orchestrator.view import residue_of
+from scheduler.orchestrator.view import on_host, residue_of
 
 #: A start whose memory grows by this much from one sample to the next is making progress.
 PROGRESS_BYTES = 1 << 20
 #: A residue that has grown by this factor, and by so many bytes at least, since the first sleep of a run is a leak.
 GROWN_RESIDUE = 1.5
 GROWN_BYTES = 512 << 20
+#: Part of what it held that a sleep gives back at least; one that gives back less is not worth waking up from.
+LEAST_FREED = 0.1
 #: A new port each launch, another device, a fresh process: the next try is right at once.
 _NO_FAULT = frozenset({Code.PORT_TAKEN, Code.DEVICE_LOST, Code.OUTPUT_WRONG})
 
@@ -61,9 +63,19 @@ def _asleep(ctx: Context, instance: Instance, level: int, bytes_now: Mapping[Dev
 
 
 def most_residue(state: State, instance: Instance, level: int) -> int:
-    """Device bytes above which its sleep at ``level`` is ineffective."""
+    """Device bytes above which its sleep at ``level`` is ineffective.
+
+    What it should keep is often a guess, and a generous one for a small engine; so it must in any case hold less than before:
+    by a part, or by half of its KV cache where all else only moves within the same memory.
+    """
     footprint = state.facts_of(instance.model).footprint
-    return footprint.most_residue(level) + residue_of(state, instance, level) - footprint.residue(level)
+    most = footprint.most_residue(level) + residue_of(state, instance, level) - footprint.residue(level)
+    held = state.live_of(instance.id).held_bytes
+    if held == 0:
+        return most
+    moves = level == 1 and footprint.kv_bytes > 0 and on_host(state, instance)
+    least_freed = min(footprint.kv_bytes, held) // 2 if moves else int(held * LEAST_FREED)
+    return min(most, held - least_freed)
 
 
 def _note_cycle(ctx: Context, instance: Instance, kept_bytes: int) -> None:

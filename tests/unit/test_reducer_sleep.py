@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.domain.claims import Footprint
 from scheduler.domain.ids import DeviceId, ModelName, holder_of
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB, MIB
@@ -246,6 +247,43 @@ def test_on_a_device_of_host_memory_a_host_copy_costs_nothing_extra() -> None:
     world.settle()
     assert world.state.host_claimed() == 0
     assert world.instance("a").devices == (DeviceId("cpu0"),) or world.phase("a") == "stopped"
+
+
+def guessed(world: Plain, guess: Footprint, *, awake_for_s: float = 10.0) -> Plain:
+    """``a``, of which that is believed before it was measured, is awake for a while and then told to sleep."""
+    world.state.facts_of(ModelName("a")).guess = guess
+    world.ask("a")
+    world.run_until(lambda: world.phase("a") == "awake")
+    world.run(awake_for_s)
+    world.order("sleep", "a")
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("awake_for_s", [0.1, 10.0])  # the first sample of its run was taken, or not
+def test_where_weights_only_move_a_sleep_that_frees_no_kv_cache_is_in_vain(awake_for_s: float) -> None:
+    """Asleep it would hold 15 GiB of 16; what it does hold is within the tolerance of that, and far within that of the guess."""
+    info = device("cpu0", 64, kind="cpu", host_memory=True)
+    world = Plain({}, infos=[info], a=Behaviour(awake_bytes=16 * GIB, free_fraction=0.0))
+    guess = Footprint(awake_bytes=20 * GIB, kv_bytes=GIB, kv_min_bytes=GIB, residue_bytes={1: 3 * GIB // 2})
+    guessed(world, guess, awake_for_s=awake_for_s)
+    assert (world.phase("a"), world.instance("a").reason.code) == ("stopped", Code.SLEEP_INEFFECTIVE)
+    assert world.state.facts_of(ModelName("a")).usable_levels() == ()
+
+
+def test_where_weights_only_move_a_sleep_that_frees_the_kv_cache_counts() -> None:
+    info = device("cpu0", 64, kind="cpu", host_memory=True)
+    world = Plain({}, infos=[info], a=Behaviour(awake_bytes=16 * GIB, residue_bytes={1: 15 * GIB}))
+    guessed(world, Footprint(awake_bytes=20 * GIB, kv_bytes=GIB, kv_min_bytes=GIB, residue_bytes={1: 3 * GIB // 2}))
+    assert world.phase("a") == "asleep"
+    assert world.instance("a").claim.total_bytes < 16 * GIB
+
+
+def test_a_sleep_that_frees_nothing_is_in_vain_however_little_there_was() -> None:
+    """It holds no more than what a sleeper of the guessed size would keep."""
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=GIB, free_fraction=0.0))
+    guessed(world, Footprint(awake_bytes=8 * GIB, residue_bytes={1: 3 * GIB // 2}, host_bytes={1: 0}))
+    assert (world.phase("a"), world.instance("a").reason.code) == ("stopped", Code.SLEEP_INEFFECTIVE)
 
 
 # --- by rule ----------------------------------------------------------------------------------------------------
