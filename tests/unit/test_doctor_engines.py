@@ -54,6 +54,8 @@ def test_an_engine_that_no_model_needs_is_no_warning(tmp_path: Path) -> None:
     assert (llama.state, llama.text.rpartition("; ")[2]) == ("ok", "no model needs it")
     llama, _ = check_engines(str(tmp_path), {"llamacpp": {""}})
     assert llama.state == "warn"
+    named = check_engines(str(tmp_path / "nowhere"), {"vllm": {str(tmp_path / "vllm")}})
+    assert [finding.state for finding in named] == ["ok", "ok"]
 
 
 def test_a_model_that_needs_vllm_where_there_is_none(tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_programs_of_the_configuration(tmp_path: Path) -> None:
     vllm = script(tmp_path / "venv/bin", "vllm", f"#!{python}\nimport vllm\n")
     run = script(tmp_path, "run")
     wanted = {"vllm": {str(vllm), "/nowhere/vllm"}, "command": {"run", "sub/run", "${env:HOME}/run", ""}, "llamacpp": {""}}
-    named = check_engines(str(tmp_path), wanted)[2:]
+    named = check_engines(str(tmp_path), wanted)[1:]  # nothing is said of a vLLM on PATH, which none of them needs
     assert [(finding.state, finding.text) for finding in named] == [
         ("ok", f"command: {run}"),
         ("fail", "vllm: /nowhere/vllm cannot be found or executed"),

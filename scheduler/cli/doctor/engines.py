@@ -22,7 +22,7 @@ def check_engines(search_path: str | None = None, wanted: Wanted | None = None) 
     """llama.cpp and vLLM: where they are found, and their versions. One that no model needs is no warning, as long as there is another."""
     wanted = wanted or {}
     vllm = shutil.which("vllm", path=search_path)
-    findings = [_llamacpp(search_path, needed="" in wanted.get("llamacpp", ()), other=vllm is not None)]
+    findings = [_llamacpp(search_path, needed="" in wanted.get("llamacpp", ()), other=vllm is not None or bool(wanted.get("vllm")))]
     if vllm is not None:
         findings.append(_vllm(vllm))
     elif "" in wanted.get("vllm", ()):
@@ -30,7 +30,7 @@ def check_engines(search_path: str | None = None, wanted: Wanted | None = None) 
         findings.append(
             warn("engine", text, "install vLLM into an environment of its own and write engines: {vllm: {command: [/PATH/bin/vllm]}}")
         )
-    else:
+    elif not wanted.get("vllm"):  # else the configuration says where it is
         findings.append(ok("engine", "vllm: not on PATH; no model needs it"))
     return findings + [
         _named(kind, program, search_path) for kind in sorted(wanted) for program in sorted(wanted[kind]) if _findable(program)
