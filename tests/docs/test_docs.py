@@ -101,6 +101,16 @@ def test_the_configuration_in_the_readme_is_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_whole_configurations_in_the_text_are_valid(page: Path, tmp_path: Path) -> None:
+    """Whole ones begin with their file's name."""
+    file = tmp_path / "hotseat.yaml"
+    for block in re.findall(r"```yaml\n(# hotseat\.yaml\n.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        file.write_text(block, encoding="utf-8")
+        result = check_file(file, {})
+        assert exit_code(result) == 0, check_text(result)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_in_the_text_exist(page: Path) -> None:
     """What the README says is not there yet may be named there."""
     text = page.read_text(encoding="utf-8")
