@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -219,9 +220,13 @@ def test_the_metric_shows_the_level_that_was_asked_for_last(live: VllmProcess) -
 
 
 def test_what_it_was_asked_can_be_looked_up(live: VllmProcess) -> None:
+    before_s = time.monotonic()
     live.complete(prompt="remember")
-    last = asyncio.run(requests_seen(live.url))[-1]
-    assert (last["method"], last["path"], last["outcome"]) == ("POST", "/v1/completions", "done")
+    after_s = time.monotonic()
+    stream(live, tokens=2).rest()
+    *_, whole, streamed = asyncio.run(requests_seen(live.url))
+    assert (whole["method"], whole["path"], whole["outcome"]) == ("POST", "/v1/completions", "done")
+    assert before_s < whole["arrived_s"] < whole["answered_s"] < after_s < streamed["arrived_s"] < streamed["answered_s"]
 
 
 # --- modes ------------------------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def _knobs(spec: ModelSpec) -> Knobs:
     return knobs_from_json(args[args.index("--knobs") + 1]) if "--knobs" in args else Knobs()
 
 
-async def requests_seen(base_url: str) -> list[dict[str, object]]:
+async def requests_seen(base_url: str) -> list[dict[str, Any]]:
     """What a fake engine was asked so far, bodies as base64."""
     reply = await get(base_url, "/admin/log", timeout_s=5.0)
     return list(json.loads(reply.body)["requests"])

@@ -21,7 +21,7 @@ class AdminDesk(LivingProcess):
     log: list[Request]
 
     def show_log(self, _request: Request, connection: Connection) -> None:
-        """Every request so far, bodies as base64."""
+        """Every request so far, bodies as base64, with the moments at which it came and its answer began."""
         entries = [
             {
                 "method": each.method,
@@ -30,6 +30,8 @@ class AdminDesk(LivingProcess):
                 "headers": dict(each.headers),
                 "body": base64.b64encode(each.body).decode(),
                 "outcome": each.outcome,
+                "arrived_s": each.arrived_s,
+                "answered_s": each.answered_s,
             }
             for each in self.log
         ]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,10 @@ from urllib.parse import parse_qs, urlsplit
 
 @dataclass(slots=True)
 class Request:
-    """One request; ``body`` is what came over the wire, byte for byte (chunks joined)."""
+    """One request; ``body`` is what came over the wire, byte for byte (chunks joined).
+
+    ``arrived_s`` and ``answered_s`` (the first byte of the answer): CLOCK_MONOTONIC, which all processes share.
+    """
 
     method: str
     path: str
@@ -19,16 +23,19 @@ class Request:
     body: bytes
     outcome: str = "open"  # "done", "client_gone", "cut"
     repeated: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the query, every value of a key
+    arrived_s: float = 0.0
+    answered_s: float | None = None
 
 
 @dataclass(slots=True)
 class Connection:
-    """One client. ``gone`` is set when it went away."""
+    """One client. ``gone`` is set when it went away, ``request`` is the one that is answered."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     pushed_back: bytes = b""
+    request: Request | None = None
 
     async def read_request(self) -> Request | None:
         """The next request, None when there is none."""
@@ -45,7 +52,9 @@ class Connection:
         parts = urlsplit(target)
         repeated = parse_qs(parts.query, keep_blank_values=True)
         query = {key: values[-1] for key, values in repeated.items()}
-        return Request(method, parts.path, query, headers, await self._body(headers), repeated=repeated)
+        body = await self._body(headers)
+        self.request = Request(method, parts.path, query, headers, body, repeated=repeated, arrived_s=time.monotonic())
+        return self.request
 
     async def _body(self, headers: Mapping[str, str]) -> bytes:
         if "chunked" not in headers.get("transfer-encoding", ""):
@@ -93,11 +102,17 @@ class Connection:
 
     def send(self, status: int, body: bytes, content_type: str = "text/plain") -> None:
         """A whole reply."""
+        self._note_answer()
         head = f"HTTP/1.1 {status} .\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode() + body)
 
+    def _note_answer(self) -> None:
+        if self.request is not None:
+            self.request.answered_s = time.monotonic()
+
     def start_stream(self) -> None:
         """Begin a reply of server-sent events."""
+        self._note_answer()
         self.writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
 
     def event(self, data: str) -> None:
