@@ -63,6 +63,22 @@ def test_fifty_first_requests_start_one_engine(tmp_path: Path) -> None:
     assert len(sim.world.happened("started", "a")) == 1
 
 
+@pytest.mark.parametrize("between_s", [0.0, 0.05], ids=["at once", "until after the wake"])
+def test_fifty_requests_to_a_sleeper_cause_one_wake(tmp_path: Path, between_s: float) -> None:
+    async def late(sim: Sim, delay_s: float) -> str:
+        await asyncio.sleep(delay_s)
+        return await sim.chat("a")
+
+    async def script(sim: Sim) -> None:
+        assert await sim.chat("a") == "ok"
+        assert (await sim.act("sleep", "a", level=1)).ok
+        assert sim.phase("a") is Phase.ASLEEP
+        assert await asyncio.gather(*(late(sim, n * between_s) for n in range(50))) == ["ok"] * 50
+
+    sim = play(tmp_path, {"a": Behaviour(awake_bytes=6 * GIB)}, script)
+    assert [len(sim.world.happened(what, "a")) for what in ("started", "asleep", "woken")] == [1, 1, 1]
+
+
 def test_a_stream_ends_whole_before_its_model_makes_room(tmp_path: Path) -> None:
     async def script(sim: Sim) -> None:
         assert await sim.chat("a") == "ok"
