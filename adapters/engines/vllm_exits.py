@@ -164,7 +164,7 @@ TABLE: tuple[Pattern, ...] = (
         r"Free memory on device (?:\S+ )?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than "
         r"(?:desired GPU memory utilization|the engine's budget)[^(]*\([\d.]+, (?P<wanted>[\d.]+) GiB\)",
         "{free} of {total} GiB were free on the device when it started, and it wanted {wanted} GiB",
-        "look with `hotseat status` who holds the rest",
+        "look with `hotseat devices` who holds the rest",
     ),
     pattern(
         Code.KV_TOO_SMALL,
