@@ -11,8 +11,10 @@ from adapters.engines.http import CallFailed
 from scheduler.domain.units import MIB
 from tests.conformance.variants import wait_until
 from tests.support.behaviour import Behaviour
+from tests.support.fake_admin import DEATH_STATUS
+from tests.support.fake_knobs import Speech
 from tests.support.vllm_knobs import HEALTHY, VllmKnobs
-from tests.support.vllm_process import MODEL, NAME, Call, VllmProcess, fake_vllm, run_to_end
+from tests.support.vllm_process import MODEL, NAME, Call, VllmProcess, fake_vllm, run_to_end, stream
 
 SLEEPY = "--enable-sleep-mode"
 
@@ -206,3 +208,28 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_it_fails_cuts_and_dies_as_it_is_told(tmp_path: Path) -> None:
+    with fake_vllm(tmp_path, knobs=VllmKnobs(speech=Speech(error_status=503, errors=1, cuts_before_first_byte=1))) as running:
+        with pytest.raises(CallFailed):
+            running.complete()
+        assert running.post("/v1/completions", {"model": NAME, "prompt": "a"}).status == 503
+        assert running.complete()["text"]
+        running.said("/admin/speech", {"cut_after_chunks": 2})
+        cut = stream(running, 5).rest()
+        assert (cut.count(b"data: {"), b"[DONE]" in cut) == (2, False)
+        running.said("/admin/speech", {"hold": True})
+        with pytest.raises(CallFailed) as caught:
+            running.post("/v1/completions", {"model": NAME, "prompt": "a"}, timeout_s=0.1)
+        assert caught.value.kind.value == "silent"
+        running.said("/admin/speech", {"hold": False, "cut_after_chunks": None, "die_after_chunks": 1})
+        assert stream(running, 5).rest().count(b"data: {") == 1
+        assert running.ended() == DEATH_STATUS
+
+
+@pytest.mark.parametrize("body", [[], {"model": NAME}, {"model": NAME, "prompt": "a", "max_tokens": "many"}, "text"])
+def test_bodies_that_make_no_sense(tmp_path: Path, body: object) -> None:
+    with fake_vllm(tmp_path) as running:
+        assert running.post("/v1/completions", body).status in (400, 404)
+        assert running.complete()["text"]

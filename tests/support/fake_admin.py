@@ -4,12 +4,13 @@ import base64
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from tests.support.fake_http import Connection, Request
 from tests.support.fake_knobs import Speech
-from tests.support.fake_life import LivingProcess
+from tests.support.fake_life import FOREVER_S, LivingProcess
 
 DEATH_STATUS = 9
 
@@ -19,6 +20,37 @@ class AdminDesk(LivingProcess):
 
     speech: Speech
     log: list[Request]
+
+    async def is_troubled(self, request: Request, connection: Connection, document: Callable[[int, str], object]) -> bool:
+        """Do to an inference request what the speech says; True = it is dealt with. ``document`` makes an error of a status and a text."""
+        speech = self.speech
+        if speech.die_before_first_byte:
+            os._exit(DEATH_STATUS)
+        if speech.cuts_before_first_byte:
+            self.speech = replace(speech, cuts_before_first_byte=speech.cuts_before_first_byte - 1)
+            request.outcome = "cut"
+            connection.cut()
+        elif speech.error_status:
+            if speech.errors:
+                last = speech.errors == 1
+                self.speech = replace(speech, errors=speech.errors - 1, error_status=0 if last else speech.error_status)
+            connection.send_json(speech.error_status, document(speech.error_status, "as told"))
+        elif speech.hold:
+            await connection.pause(FOREVER_S)
+        else:
+            return False
+        return True
+
+    async def is_broken_off(self, request: Request, connection: Connection, chunks: int) -> bool:
+        """Lose a stream, or end, after so many chunks; True = it is lost."""
+        if chunks == self.speech.die_after_chunks:
+            await connection.writer.drain()
+            os._exit(DEATH_STATUS)
+        if chunks == self.speech.cut_after_chunks:
+            request.outcome = "cut"
+            connection.cut()
+            return True
+        return False
 
     def show_log(self, _request: Request, connection: Connection) -> None:
         """Every request so far, bodies as base64, with the moments at which it came and its answer began."""

@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ if __name__ == "__main__":  # isolated from the environment, so it has to find i
 
 from tests.support.behaviour import Child
 from tests.support.engine_life import Ended, EngineLife, Stage
-from tests.support.fake_admin import DEATH_STATUS, AdminDesk
+from tests.support.fake_admin import AdminDesk
 from tests.support.fake_http import Connection, Request
 from tests.support.fake_knobs import Knobs, knobs_from_json
 from tests.support.fake_life import FOREVER_S, count_start, erase_environment, say
@@ -215,27 +214,10 @@ class FakeProcess(AdminDesk):
             self.running -= 1
 
     async def _may_answer(self, request: Request, connection: Connection, body: dict[str, Any]) -> bool:
-        speech = self.speech
         if body.get("model") != self.model:
             connection.send_json(404, _error(404, f"The model `{body.get('model')}` does not exist."))
             return False
-        if speech.die_before_first_byte:
-            os._exit(DEATH_STATUS)
-        if speech.cuts_before_first_byte:
-            self.speech = replace(speech, cuts_before_first_byte=speech.cuts_before_first_byte - 1)
-            request.outcome = "cut"
-            connection.cut()
-            return False
-        if speech.error_status:
-            if speech.errors:
-                last = speech.errors == 1
-                self.speech = replace(speech, errors=speech.errors - 1, error_status=0 if last else speech.error_status)
-            connection.send_json(speech.error_status, _error(speech.error_status, "as told"))
-            return False
-        if speech.hold:
-            await connection.pause(FOREVER_S)
-            return False
-        return await self._is_awake_for(connection)
+        return not await self.is_troubled(request, connection, _error) and await self._is_awake_for(connection)
 
     async def _is_awake_for(self, connection: Connection) -> bool:
         if self._is(Stage.AWAKE):
@@ -290,13 +272,8 @@ class FakeProcess(AdminDesk):
             if self._aborts():
                 self._last_event(connection, "abort", number, chat=chat)
                 return
-            if number == speech.cut_after_chunks:
-                request.outcome = "cut"
-                connection.cut()
+            if await self.is_broken_off(request, connection, number):
                 return
-            if number == speech.die_after_chunks:
-                await connection.writer.drain()
-                os._exit(DEATH_STATUS)
             piece = {"delta": {"content": f"t{number} "}} if chat else {"text": f"t{number} "}
             choice = {"index": 0, "finish_reason": None, **piece}
             connection.event(json.dumps(self._document(chat=chat, stream=True, choice=choice)))

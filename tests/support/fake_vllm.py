@@ -22,7 +22,7 @@ if __name__ == "__main__":  # isolated from the environment, so it has to find i
 from scheduler.domain.reasons import Code
 from tests.support import vllm_metrics, vllm_words
 from tests.support.behaviour import StartFailure
-from tests.support.engine_life import Ended, EngineLife, Fate, Stage
+from tests.support.engine_life import ILLEGAL, Ended, EngineLife, Fate, Stage
 from tests.support.fake_http import Connection, Request
 from tests.support.fake_life import FOREVER_S, count_start, say
 from tests.support.fake_memory import Memory
@@ -31,7 +31,7 @@ from tests.support.vllm_argv import Options, VersionAsked, missing_model, parse
 from tests.support.vllm_control import ControlDesk
 from tests.support.vllm_knobs import VllmKnobs, behaviour_of, knobs_from_env, since
 from tests.support.vllm_memory import Cards, NoDevice, fork_workers, visible_devices
-from tests.support.vllm_speech import LOOK_S, Flight, Question, Traffic, vector
+from tests.support.vllm_speech import LOOK_S, Flight, Question, Traffic, error, vector
 
 WORLD = "FAKE_NVML_WORLD"
 DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
@@ -254,7 +254,7 @@ class FakeVllm(ControlDesk):
 
     # --- inference --------------------------------------------------------------------------------------------------
 
-    def _body(self, request: Request, connection: Connection) -> dict[str, Any] | None:
+    async def _body(self, request: Request, connection: Connection) -> dict[str, Any] | None:
         try:
             body = json.loads(request.body)
         except ValueError as wrong:
@@ -268,13 +268,12 @@ class FakeVllm(ControlDesk):
         if self.engine_dead:
             self.bad(connection, 500, DEAD, "InternalServerError")
             return None
-        if self.speech.error_status:
-            self.bad(connection, self.speech.error_status, "as told", "InternalServerError")
+        if await self.is_troubled(request, connection, lambda status, text: error(status, text, "InternalServerError")):
             return None
         return dict(body)
 
     async def _embed(self, request: Request, connection: Connection) -> None:
-        body = self._body(request, connection)
+        body = await self._body(request, connection)
         if body is None:
             return
         given = body.get("input")
@@ -292,17 +291,14 @@ class FakeVllm(ControlDesk):
         connection.send_json(200, {"id": "embd-1", "object": "list", "created": 0, "model": body["model"], "data": data, "usage": usage})
 
     async def _complete(self, request: Request, connection: Connection) -> None:
-        body = self._body(request, connection)
+        body = await self._body(request, connection)
         if body is None:
             return
         chat = request.path == "/v1/chat/completions"
         try:
             question = Question.of(body, chat=chat, spoken=self.speech.tokens, context=self.options.max_model_len)
-        except ValueError as wrong:
+        except (ValueError, TypeError) as wrong:
             self.bad(connection, 400, str(wrong), "BadRequestError")
-            return
-        if self.speech.hold:
-            await connection.pause(FOREVER_S)
             return
         flight = Flight(connection)
         try:
@@ -310,9 +306,9 @@ class FakeVllm(ControlDesk):
             if flight.aborted and fate is None and self.terminated:
                 self.bad(connection, 500, DEAD, "InternalServerError")
             elif flight.aborted and fate is None:
-                await self._speak(flight, connection, question, garbage=False)
+                await self._speak(flight, request, question, garbage=False)
             elif fate in (Fate.ANSWERED, Fate.GARBAGE):
-                await self._speak(flight, connection, question, garbage=fate is Fate.GARBAGE)
+                await self._speak(flight, request, question, garbage=fate is Fate.GARBAGE)
         finally:
             self.traffic.flights.discard(flight)
 
@@ -336,7 +332,7 @@ class FakeVllm(ControlDesk):
         elif fate is Fate.FAILS_AND_ENDS:
             self.bad(connection, 500, DEAD, "InternalServerError")
             await connection.writer.drain()
-            self.life.end(Ended(exit_code=1, code=Code.CRASHED, text="CUDA error: an illegal memory access was encountered"))
+            self.life.end(ILLEGAL)
             self.settle()
         elif fate is Fate.ENDS:
             connection.cut()
@@ -345,8 +341,9 @@ class FakeVllm(ControlDesk):
             self.traffic.flights.discard(flight)
         return fate
 
-    async def _speak(self, flight: Flight, connection: Connection, question: Question, *, garbage: bool) -> None:
+    async def _speak(self, flight: Flight, request: Request, question: Question, *, garbage: bool) -> None:
         """The answer, in one piece or as it comes; ``abort`` with what there is when somebody ended it."""
+        connection = flight.connection
         self.counters["vllm:prompt_tokens"] += question.prompt_tokens
         words: list[str] = []
         if question.stream and not flight.streaming:
@@ -354,6 +351,8 @@ class FakeVllm(ControlDesk):
         while len(words) < question.count:
             if not await self.traffic.step(flight, self.speech.token_s if words else self.speech.first_token_s):
                 break
+            if question.stream and await self.is_broken_off(request, connection, len(words)):
+                return
             words.append(question.word(self.options.model, len(words), garbage=garbage))
             self.counters["vllm:generation_tokens"] += 1
             if question.stream:
@@ -415,8 +414,8 @@ def main(argv: Sequence[str]) -> int:
     parallel = options.tensor_parallel
     try:
         uuids = visible_devices(world, os.environ, parallel) if world is not None else []
-    except NoDevice as error:
-        say(f"(EngineCore_DP0 pid={os.getpid()}) RuntimeError: {error}")
+    except NoDevice as wrong:
+        say(f"(EngineCore_DP0 pid={os.getpid()}) RuntimeError: {wrong}")
         return 1
     titles = ["VLLM::EngineCore", *(f"VLLM::Worker_TP{n}" for n in range(parallel) if parallel > 1)]
     workers = fork_workers(titles, outlive=knobs.workers_outlive)
