@@ -81,7 +81,7 @@ def test_an_embedder_answers_vectors_and_nothing_else(tmp_path: Path) -> None:
 def test_more_tokens_than_its_context_are_refused(tmp_path: Path) -> None:
     with fake_vllm(tmp_path, "--max-model-len", "64") as running:
         reply = running.post("/v1/completions", {"model": NAME, "prompt": "a", "max_tokens": 64})
-        assert (reply.status, reply.json()["error"]["type"]) == (400, "BadRequestError")
+        assert (reply.status, reply.json()["error"]["param"]) == (400, "max_tokens")
         assert running.complete(max_tokens=8)["finish_reason"] == "length"
 
 

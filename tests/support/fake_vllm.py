@@ -31,10 +31,11 @@ from tests.support.vllm_argv import Options, VersionAsked, missing_model, parse
 from tests.support.vllm_control import ControlDesk
 from tests.support.vllm_knobs import VllmKnobs, behaviour_of, knobs_from_env, since
 from tests.support.vllm_memory import Cards, NoDevice, fork_workers, visible_devices
-from tests.support.vllm_speech import LOOK_S, Flight, Question, Traffic, error, vector
+from tests.support.vllm_speech import LOOK_S, Flight, Question, TooLong, Traffic, error, vector
 
 WORLD = "FAKE_NVML_WORLD"
 DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+PERMISSION = {"id": "modelperm-1", "object": "model_permission", "created": 0, "allow_sampling": True, "is_blocking": False}
 PAUSED = "Generation is paused. Please retry after it resumes."
 
 Route = Callable[[Request, Connection], Awaitable[None] | None]
@@ -227,7 +228,7 @@ class FakeVllm(ControlDesk):
                 "root": self.options.model,
                 "parent": None,
                 "max_model_len": self.options.max_model_len or 4096,
-                "permission": [],
+                "permission": [PERMISSION],
             }
             for name in self.options.served
         ]
@@ -298,7 +299,7 @@ class FakeVllm(ControlDesk):
         try:
             question = Question.of(body, chat=chat, spoken=self.speech.tokens, context=self.options.max_model_len)
         except (ValueError, TypeError) as wrong:
-            self.bad(connection, 400, str(wrong), "BadRequestError")
+            self.bad(connection, 400, str(wrong), "BadRequestError", "max_tokens" if isinstance(wrong, TooLong) else None)
             return
         flight = Flight(connection)
         try:

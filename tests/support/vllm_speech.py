@@ -82,6 +82,10 @@ class Traffic:
         return False
 
 
+class TooLong(ValueError):
+    """More tokens are asked for than there is room for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request for text. Raises ValueError from :meth:`of` with what vLLM would answer."""
@@ -105,7 +109,7 @@ class Question:
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or (None if chat else 16)
         if context is not None and prompt_tokens + (limit or 0) > context:
             text = f"This model's maximum context length is {context} tokens. However, your request has {prompt_tokens} input tokens"
-            raise ValueError(f"{text} and asks for {limit}. Please reduce the length.")
+            raise TooLong(f"{text} and asks for {limit}. Please reduce the length.")
         natural = math.inf if body.get("ignore_eos") else spoken
         count = int(min(natural, limit if limit is not None else spoken))
         reason = "length" if limit is not None and count == limit else "stop"
