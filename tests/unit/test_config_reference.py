@@ -87,7 +87,7 @@ def test_paths_of_places() -> None:
 
 def test_the_example_is_valid_as_it_stands() -> None:
     loaded = load_text(EXAMPLE.read_text())
-    assert len(loaded.models) == 3
+    assert len(loaded.models) == 4
     assert len(loaded.devices) == 1
 
 
