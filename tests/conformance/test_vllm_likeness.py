@@ -114,3 +114,14 @@ def test_the_fake_answers_as_the_real_one(real: Running, tmp_path: Path) -> None
                 differences.append(f"{method} {path} {body}: fake {one.status} {one.text()}, real {other.status} {other.text()}")
             differences += [f"{method} {path} {body} {line}" for line in missing(shape(one.json()), shape(other.json()))]
     assert differences == []
+
+
+def names_in(text: str) -> set[str]:
+    """Names of the metrics in Prometheus text."""
+    return {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line and not line.startswith("#")}
+
+
+def test_its_metrics_have_the_real_ones_names(real: Running, tmp_path: Path) -> None:
+    with fake_vllm(tmp_path) as fake:
+        ours = names_in(fake.get("/metrics").text())
+    assert ours - names_in(asked(real.endpoint.base_url, "GET", "/metrics", None).text()) == set()
