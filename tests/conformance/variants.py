@@ -142,8 +142,10 @@ class Variant:
         try:
             yield Running(process, endpoint, log, patience_s=max(15.0, self.start_s), longest=self.longest)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # children outlive a leader that was killed
+            except ProcessLookupError:
+                pass
             process.wait(10)
 
 
