@@ -334,7 +334,10 @@ def on_found(ctx: Context, event: Found) -> None:
         return
     live = ctx.state.live_of(instance.id)
     restarted = instance.reason.code is Code.RESTARTED
-    if event.state == "awake":
+    if event.state == "awake" and instance.before is Phase.WAKING and not restarted:
+        text = "it is up after a wake that failed, and nothing proves that it is well: started afresh"
+        stop_now(ctx, instance.id, Reason(Code.WAKE_FAILED, text), "retry")
+    elif event.state == "awake":
         claim = instance.claim.at_least(ctx.state.measured_of(instance.id))
         reason = Reason(Code.ADOPTED, "found serving after the daemon's restart") if restarted else instance.reason
         seq = ctx.transition(instance.id, ProbedAwake(at_s=ctx.now_s, claim=claim, reason=reason))

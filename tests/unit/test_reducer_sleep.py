@@ -159,6 +159,16 @@ def test_a_wake_that_fails_for_another_reason_becomes_a_cold_start_at_once() -> 
     assert world.count("Sleep", "a") == 1
 
 
+def test_an_engine_that_is_up_after_a_wake_that_failed_serves_nobody() -> None:
+    """It may be wedged, or have lost its weights: only a wake that ended well has proven otherwise."""
+    world = pair(wake_s=63.0)  # two seconds more than it is given
+    world.settle()
+    (client,) = world.ask("a", limit_s=3600, wait_s=600)
+    world.settle()
+    assert client.end == "ok"
+    assert world.path("a").endswith("asleep waking unknown stopping stopped launching awake")
+
+
 def test_a_level_that_cannot_be_woken_from_twice_is_not_used_again() -> None:
     world = pair(wake_hangs=2)
     for _ in range(2):
