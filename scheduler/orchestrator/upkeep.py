@@ -362,7 +362,9 @@ def _shed_one(ctx: Context, device: DeviceId, text: str) -> bool:
         if seat.availability is Availability.IDLE and device in seat.devices:
             ways = [e for e in seat.exits if ctx.state.store_ok or e.goal.phase is Phase.STOPPED]  # a stop needs no row before it
             options += [(e.regret, seat, e) for e in ways if e.claim_freed.get(device, 0) > 0]
-    return _put_away(ctx, options, text)
+    # After a wake without room, room is made for whoever waits; it is not put away for its own claim while others can go.
+    unwanted = [option for option in options if not ctx.state.wanted(option[1].model)]
+    return _put_away(ctx, unwanted or options, text)
 
 
 def _put_away(ctx: Context, options: Sequence[tuple[float, Seat, Exit]], text: str) -> bool:

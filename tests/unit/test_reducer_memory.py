@@ -40,6 +40,22 @@ def test_foreign_growth_puts_an_idle_model_away_and_says_why() -> None:
     assert any(t.kind == "shed" and "used by others" in t.message for t in world.told)
 
 
+def test_who_is_waited_for_is_not_put_away_for_the_room_that_its_wake_did_not_find() -> None:
+    world = Plain({"gpu0": 24}, a=replace(A, wake_errors=1, wake_s=2.0, start_s=0.2), b=replace(A, sleep_s=5.0))
+    for model in "ab":
+        world.ask(model)
+        world.run(10)
+    world.order("sleep", "a")
+    world.settle()
+    (client,) = world.ask("a", limit_s=3600, wait_s=600)
+    world.run_until(lambda: world.phase("a") == "waking")
+    world.foreign = {GPU: 6 * GIB}
+    world.settle()
+    assert client.end == "ok"
+    assert world.path("a").endswith("asleep waking unknown asleep waking awake")
+    assert (world.phase("b"), world.count("Launch", "a")) == ("asleep", 1)
+
+
 def test_foreign_growth_never_cuts_an_answer() -> None:
     world = two()
     inside = [world.ask(model, for_s=60)[0] for model in "ab"]
