@@ -43,11 +43,9 @@ from scheduler.orchestrator.events import (
     WakeSent,
 )
 from scheduler.orchestrator.hosting import deepest_goal, has_host_room, host_bytes_asleep
-from scheduler.orchestrator.measuring import runs_present_spec, seated, teach
+from scheduler.orchestrator.measuring import seated, teach
 from scheduler.orchestrator.view import kv_bytes, target
 
-#: Failures that mean "more memory than thought": the guess is raised before the next try.
-_OUT_OF_MEMORY = frozenset({Code.DEVICE_OOM, Code.HOST_OOM})
 #: Failures of starts that sleep mode may be the cause of: its allocator crashes on some cards, and takes more on others.
 _MAY_BE_SLEEP_MODE = frozenset({Code.CRASHED, Code.DEVICE_OOM})
 
@@ -227,8 +225,6 @@ def on_exit(ctx: Context, event: EngineExited) -> None:
         else "crash"
     )
     live.exit_reason = event.reason
-    if started and event.reason.code in _OUT_OF_MEMORY:
-        _raise_guess(ctx, instance)
     ctx.count_failure(instance.id, kind)
     ctx.emit(
         EndLaunch(
@@ -379,17 +375,6 @@ def lose(ctx: Context, instance: Instance, reason: Reason) -> None:
     event = GroupLost(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + ctx.state.policy.kill_again_s)
     seq = ctx.transition(instance.id, event)
     ctx.emit(Stop(instance=instance.id, launch=launch_id(instance), seq=seq, kill=True))
-
-
-def _raise_guess(ctx: Context, instance: Instance) -> None:
-    """It ran out of memory while starting: plan with more at the next try, if that is one of the same definition."""
-    if not runs_present_spec(ctx, instance):
-        return
-    facts = ctx.state.facts_of(instance.model)
-    grown = int(max(facts.guess.awake_bytes, facts.footprint.awake_bytes) * 1.3)
-    facts.guess = replace(facts.guess, awake_bytes=grown, start_peak_bytes=max(grown, facts.guess.start_peak_bytes))
-    if facts.learned.awake_bytes:
-        teach(ctx, instance, lambda learned: learned.with_run(grown, grown))
 
 
 def _patience(expected_s: float, at_least_s: float) -> float:

@@ -31,6 +31,8 @@ GROWN_BYTES = 512 << 20
 LEAST_FREED = 0.1
 #: A new port each launch, another device, a fresh process: the next try is right at once.
 _NO_FAULT = frozenset({Code.PORT_TAKEN, Code.DEVICE_LOST, Code.OUTPUT_WRONG})
+#: Failures that mean "more memory than thought": the guess is raised before the next try.
+_OUT_OF_MEMORY = frozenset({Code.DEVICE_OOM, Code.HOST_OOM})
 
 
 def confirm(ctx: Context, instance: Instance) -> None:
@@ -103,6 +105,8 @@ def _gone(ctx: Context, instance: Instance) -> None:
             teach(ctx, instance, lambda learned: learned.with_stop(took))
         end = LaunchEnd(launch=launch_id(instance), at=ctx.state.wall, result="stopped", reason=instance.reason.code)
         ctx.emit(EndLaunch(end=end))
+    elif failed.code in _OUT_OF_MEMORY and instance.failures.launch and not _was_robbed(ctx, instance):
+        _raise_guess(ctx, instance)
     delay = _retry_delay(ctx, instance, failed)
     ctx.transition(instance.id, GroupGone(at_s=ctx.now_s, retry_at_s=None if delay is None else ctx.now_s + delay))
     for lease in live.leases:  # its requests ended with it; whoever reports them later reports about another process
@@ -118,6 +122,26 @@ def _gone(ctx: Context, instance: Instance) -> None:
         ctx.tell("stopped", instance.model, f"stopped {instance.model}: {human_bytes(freed)} freed{duration}")
     else:
         ctx.tell("engine_failed", instance.model, f"{instance.model}: {failed.text}", **why)
+
+
+def _was_robbed(ctx: Context, instance: Instance) -> bool:
+    """Whether others use now what it claimed: its start failed for them, and says nothing about its own size."""
+    for device in instance.devices:
+        info, sample = ctx.state.devices.get(device), ctx.state.samples.get(device)
+        if info is not None and sample is not None and ctx.state.claimed_on(device) + sample.foreign_bytes > info.usable_bytes:
+            return True
+    return False
+
+
+def _raise_guess(ctx: Context, instance: Instance) -> None:
+    """It ran out of memory while starting: plan with more at the next try, if that is one of the same definition."""
+    if not runs_present_spec(ctx, instance):
+        return
+    facts = ctx.state.facts_of(instance.model)
+    grown = int(max(facts.guess.awake_bytes, facts.footprint.awake_bytes) * 1.3)
+    facts.guess = replace(facts.guess, awake_bytes=grown, start_peak_bytes=max(grown, facts.guess.start_peak_bytes))
+    if facts.learned.awake_bytes:
+        teach(ctx, instance, lambda learned: learned.with_run(grown, grown))
 
 
 def _retry_delay(ctx: Context, instance: Instance, failed: Reason | None) -> float | None:

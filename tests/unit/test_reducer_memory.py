@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.claims import even_claim
-from scheduler.domain.ids import DeviceId
+from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.instance import GOAL_AWAKE, Phase
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
 from scheduler.orchestrator import events as ev
-from tests.support.behaviour import Behaviour
+from tests.support.behaviour import Behaviour, StartFailure
 from tests.support.plain import Plain
 
 GPU = DeviceId("gpu0")
@@ -54,6 +54,22 @@ def test_who_is_waited_for_is_not_put_away_for_the_room_that_its_wake_did_not_fi
     assert client.end == "ok"
     assert world.path("a").endswith("asleep waking unknown asleep waking awake")
     assert (world.phase("b"), world.count("Launch", "a")) == ("asleep", 1)
+
+
+def test_a_start_that_was_robbed_of_its_room_says_nothing_about_its_size() -> None:
+    """Else a few of them make a model larger than any device, and it is refused for ever."""
+    robbed = StartFailure(code=Code.DEVICE_OOM)
+    world = Plain({"gpu0": 24}, a=replace(A, start_failures=(robbed, replace(robbed, after_s=2.0))))
+    guessed = world.state.facts_of(ModelName("a")).footprint.awake_bytes
+    (client,) = world.ask("a", limit_s=3600, wait_s=600)
+    world.run_until(lambda: world.phase("a") == "launching")
+    world.foreign = {GPU: 20 * GIB}
+    world.run(30)
+    assert (world.count("Launch", "a"), world.state.facts_of(ModelName("a")).footprint.awake_bytes) == (1, guessed)
+    world.foreign = {}
+    world.settle()
+    assert client.end == "ok"
+    assert world.state.facts_of(ModelName("a")).guess.awake_bytes == int(1.3 * guessed), "nobody else is to blame for the second"
 
 
 def test_foreign_growth_never_cuts_an_answer() -> None:
