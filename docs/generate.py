@@ -10,6 +10,7 @@
 import argparse
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from scheduler.domain.instance import TRANSITIONS, Phase
 from scheduler.telemetry.metric_list import METRICS
 
 DOCS = Path(__file__).resolve().parent
+SCENARIOS = DOCS.parent / "tests" / "data" / "scenarios.toml"
 _BLOCK = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 
 
@@ -55,7 +57,16 @@ def metrics() -> str:
     return "\n".join(rows)
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"transitions": transitions, "events": events, "metrics": metrics}
+def scenarios() -> str:
+    """What was reported elsewhere, the right behaviour, and the tests that hold it or the reason why there is none."""
+    rows = ["| row | reported in | right behaviour | held by |", "|---|---|---|---|"]
+    for row in tomllib.loads(SCENARIOS.read_text(encoding="utf-8"))["row"]:
+        held = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in row.get("tests", [])) or f"*No test:* {row['why_not']}"
+        rows.append(f"| {row['source']} | {_cell(', '.join(row['issues'])) or '-'} | {_cell(row['behaviour'])} | {_cell(held)} |")
+    return "\n".join(rows)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"transitions": transitions, "events": events, "metrics": metrics, "scenarios": scenarios}
 
 
 def renewed(text: str) -> str:

@@ -98,6 +98,38 @@ def test_big_models_get_more_time(order: type[fx.Sleep] | type[fx.Wake]) -> None
     assert time_out(160, 40.0) >= 160.0
 
 
+# --- memory that does not come back -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+def test_a_sleep_that_frees_too_little_is_ended_and_its_level_not_used_again(fraction: float) -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, free_fraction=fraction), b=BIG)
+    world.ask("a")
+    world.settle()
+    for _ in range(2):
+        world.ask("b")
+        world.settle()
+        assert world.phase("a") == "stopped"
+        assert not world.overflows
+        world.ask("a")
+        world.settle()
+    assert set(world.ends()) == {"ok"}
+    assert world.count("Sleep", "a") == 1
+    assert [t.kind for t in world.told].count("sleep_ineffective") == 1
+
+
+def test_bytes_that_fall_after_the_reply_are_waited_for() -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, free_delay_s=1.5), b=BIG)
+    world.ask("a")
+    world.settle()
+    world.ask("b")
+    world.settle()
+    assert world.when("Launch", "b")[0] >= world.when("Sleep", "a")[0] + 0.5 + 1.5
+    assert world.path("a") == "launching awake draining falling_asleep asleep"
+    assert set(world.ends()) == {"ok"}
+    assert not world.overflows
+
+
 # --- engines that wear out --------------------------------------------------------------------------------------
 
 
