@@ -141,7 +141,7 @@ def test_an_engine_that_slept_very_often_is_started_afresh_when_it_is_idle() -> 
     assert set(world.ends()) == {"ok"}
     assert world.count("Launch") == 3
     assert "crashed" not in world.path("a")
-    assert any("it slept 5 times" in j.transition.reason.text for j in world.transitions if j.transition.reason is not None)
+    assert any("it slept 5 times" in j.transition.reason.text for j in world.transitions)
 
 
 def test_an_engine_whose_residue_grows_is_started_afresh_when_it_is_idle() -> None:
@@ -152,7 +152,7 @@ def test_an_engine_whose_residue_grows_is_started_afresh_when_it_is_idle() -> No
     sleep_and_wake(world, 8)
     assert set(world.ends()) == {"ok"}
     assert world.count("Launch") > 1
-    reasons = [j.transition.reason for j in world.transitions if j.transition.reason is not None]
+    reasons = [j.transition.reason for j in world.transitions]
     assert any(r.code is Code.RECYCLED and "its residue grew" in r.text for r in reasons)
     assert not world.overflows
 

@@ -59,7 +59,7 @@ def test_one_device_is_used_where_one_is_enough_and_only_those_that_are_large_en
 def test_eight_models_on_four_devices_need_no_rules() -> None:
     """Sizes and budgets alone: whoever asks is served, and nobody leaves who did not have to."""
     sizes = {"a": 16, "b": 16, "c": 10, "d": 10, "e": 8, "f": 8, "g": 4, "h": 4}
-    world = Plain({f"gpu{n}": 24 for n in range(4)}, **{m: sized(gib) for m, gib in sizes.items()})
+    world = Plain({f"gpu{n}": 24 for n in range(4)}, behaviours={m: sized(gib) for m, gib in sizes.items()})
     for model in sizes:
         world.ask(model)
         world.settle()
@@ -74,7 +74,7 @@ def test_eight_models_on_four_devices_need_no_rules() -> None:
 
 def test_the_same_demand_twice_is_decided_alike() -> None:
     def decisions() -> list[tuple[float, str, str]]:
-        world = Plain({"gpu0": 24, "gpu1": 24}, **{m: sized(10 + n) for n, m in enumerate("abcde")})
+        world = Plain({"gpu0": 24, "gpu1": 24}, behaviours={m: sized(10 + n) for n, m in enumerate("abcde")})
         for n in range(40):
             world.ask("abcde"[(n * 7) % 5], for_s=3.0)
             world.run(2.5)
@@ -164,7 +164,7 @@ def test_a_full_device_without_demand_is_left_alone() -> None:
 
 def test_six_sleepers_on_one_device_are_counted_and_some_are_stopped_when_their_residue_is_wanted() -> None:
     sleeper = sized(8, residue_bytes={1: 2 * GIB})
-    world = Plain({"gpu0": 24}, **dict.fromkeys("abcdef", sleeper), g=sized(20))
+    world = Plain({"gpu0": 24}, behaviours=dict.fromkeys("abcdef", sleeper), g=sized(20))
     for model in "abcdef":
         world.ask(model)
         world.settle()
