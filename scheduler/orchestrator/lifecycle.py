@@ -43,7 +43,7 @@ from scheduler.orchestrator.events import (
     WakeSent,
 )
 from scheduler.orchestrator.hosting import deepest_goal, has_host_room, host_bytes_asleep
-from scheduler.orchestrator.measuring import seated, teach
+from scheduler.orchestrator.measuring import meet, seated, teach
 from scheduler.orchestrator.view import kv_bytes, target
 
 #: Failures of starts that sleep mode may be the cause of: its allocator crashes on some cards, and takes more on others.
@@ -172,7 +172,7 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
     if instance.phase is Phase.LAUNCHING:
         facts.starts += 1
         tried = live.sleepless and facts.learned.sleepless != facts.learned.version
-        teach(ctx, instance, lambda learned: learned.renewed(event.version))
+        meet(ctx, instance, event.version)
         if live.launched_at_s is not None:
             teach(ctx, instance, lambda learned: learned.with_start(took))
         if tried or not live.sleepless:

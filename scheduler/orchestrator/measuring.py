@@ -273,3 +273,15 @@ def teach(ctx: Context, instance: Instance, lesson: Callable[[Learned], Learned]
     kinds = [ctx.state.devices[d].kind for d in instance.devices if d in ctx.state.devices]
     facts.learned = replace(lesson(facts.learned), fingerprint=ctx.state.live_of(instance.id).fingerprint)
     ctx.emit(SaveLearned(model=instance.model, device_kind=kinds[0] if kinds else "", learned=facts.learned))
+
+
+def meet(ctx: Context, instance: Instance, version: str) -> None:
+    """It was started with this version of the engine: what was seen of that one counts, its denials too; a new one begins afresh."""
+    facts = ctx.state.facts_of(instance.model)
+    old, known = facts.learned, facts.archive.get(version)
+    if known is None or version == old.version or not runs_present_spec(ctx, instance):
+        teach(ctx, instance, lambda learned: learned.renewed(version))
+    else:
+        teach(ctx, instance, lambda _: known)
+    if old.version not in ("", facts.learned.version):
+        facts.archive[old.version] = old

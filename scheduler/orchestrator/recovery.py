@@ -32,7 +32,8 @@ class Rows:
     instances: list[tuple[Instance, str]]
     records: dict[LaunchId, LaunchRecord]
     last: LastIds
-    learned: dict[ModelName, Learned]
+    learned: dict[ModelName, Learned]  # of the version that ran last
+    archive: dict[ModelName, dict[str, Learned]]  # of all its versions
     last_used: dict[ModelName, float]
 
 
@@ -45,9 +46,14 @@ def load_rows(conn: Connection) -> Rows:
             record = load_launch(conn, instance.launch)
             if record is not None:
                 records[record.id] = record
-    learned = {row.model: row.runs for row in load_footprints(conn)}
+    footprints = load_footprints(conn)
+    learned = {row.model: row.runs for row in footprints}
+    archive: dict[ModelName, dict[str, Learned]] = {model: {} for model in learned}
+    for row in footprints:
+        if row.runs.fingerprint == learned[row.model].fingerprint:  # of other definitions nothing counts any more
+            archive[row.model][row.engine_version] = row.runs
     used = {ModelName(model): at for model, at in last_used(conn).items()}
-    return Rows(instances=instances, records=records, last=last_ids(conn), learned=learned, last_used=used)
+    return Rows(instances=instances, records=records, last=last_ids(conn), learned=learned, archive=archive, last_used=used)
 
 
 def close_moves(conn: Connection, wall: float) -> int:
@@ -76,6 +82,7 @@ def seed(state: State, rows: Rows, boot_id: str) -> dict[InstanceId, LaunchRecor
             live.launched_at_s = instance.since_s if instance.phase is Phase.LAUNCHING else None
     for model, runs in rows.learned.items():
         state.facts_of(model).learned = runs
+        state.facts_of(model).archive = rows.archive[model]
     for model, at in rows.last_used.items():
         facts = state.facts_of(model)
         facts.last_used_wall = at

@@ -234,7 +234,7 @@ def on_models_changed(ctx: Context, event: ModelsChanged) -> None:
         if not spec.enabled:
             facts.turn_kept_until_s = 0.0
         if facts.learned.fingerprint not in ("", spec.fingerprint()):
-            facts.learned = Learned()
+            facts.learned, facts.archive = Learned(), {}
         old = before.get(name)
         instance = state.instances.get(instance_id(name))
         if old is not None and instance is not None and old.fingerprint() != spec.fingerprint():

@@ -1,13 +1,16 @@
 """A new daemon looks before it acts: what the last one knew, and when, decides nothing about an engine's life."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from scheduler.domain.ids import ModelName
 from scheduler.domain.instance import Phase
 from scheduler.domain.units import GIB
 from scheduler.simulator.virtual_time import run_virtual
+from scheduler.store.footprints import load_footprints
 from tests.support.behaviour import Behaviour
 from tests.support.sim import Sim, spec
 from tests.support.world import World, device
@@ -72,5 +75,32 @@ def test_a_start_that_is_still_not_ready_after_its_time_is_given_up_after_one_lo
         await sim.start()
         await sim.until(lambda: not sim.world.engines("a"), within_s=60)
         assert sim.instance("a").failures.launch == 1
+
+    run_virtual(main())
+
+
+def test_what_versions_of_an_engine_have_shown_is_kept_version_by_version(tmp_path: Path) -> None:
+    """Version 1 frees nothing when it sleeps: the upgrade is tried, and after the downgrade nobody tries in vain again."""
+
+    async def start_with(sim: Sim, version: str, **knobs: object) -> None:
+        sim.world.versions[ModelName("a")] = version
+        sim.world.behaviours[ModelName("a")] = replace(BIG, **knobs)  # type: ignore[arg-type]
+        assert (await sim.act("restart", "a")).ok
+
+    async def main() -> None:
+        sim = await booted(tmp_path, BIG)
+        await start_with(sim, "1", sleep_frees_nothing=True)
+        assert not (await sim.act("sleep", "a")).ok
+        assert (await sim.act("sleep", "a")).code == "sleep_unsupported"
+        await start_with(sim, "2")
+        assert (await sim.act("sleep", "a")).ok
+        await sim.restart()
+        await sim.until(lambda: sim.phase("a") is Phase.ASLEEP)
+        await start_with(sim, "1", sleep_frees_nothing=True)
+        answer = await sim.act("sleep", "a")
+        assert (answer.ok, answer.code) == (False, "sleep_unsupported")
+        rows = sim.database.read_now(lambda conn: load_footprints(conn, ModelName("a")))
+        assert [(row.engine_version, row.runs.denied_levels) for row in rows] == [("2", ()), ("1", (1,))]
+        await sim.stop()
 
     run_virtual(main())

@@ -214,6 +214,7 @@ class Plain(PlainMachine):
         self.state.instances = dict(old.instances)
         for name, facts in old.facts.items():
             self.state.facts_of(name).learned = facts.learned
+            self.state.facts_of(name).archive = facts.archive
         for instance in old.instances.values():
             if instance.has_process:
                 live = self.state.live_of(instance.id)

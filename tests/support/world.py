@@ -41,6 +41,7 @@ class World:
         self.host_peak_bytes = 0
         self.host_total_bytes: int | None = None  # of the machine; None = nobody measures it
         self.host_others_bytes = 0
+        self.versions: dict[ModelName, str] = {}  # of engines, where they are not the usual one
         self.sample_s = 0.0  # how long a measurement takes
         self.on_change: Callable[[], None] = lambda: None  # called after every change, for checks
         self._loop = asyncio.get_running_loop()

@@ -240,7 +240,11 @@ class WorldEngine:
         level = process.life.level if answer is Answer.ASLEEP else None
         if answer is Answer.SILENT:
             await asyncio.sleep(timeout_s)
-        return Probe(answer=answer, level=level, version=VERSION if answer in (Answer.READY, Answer.ASLEEP) else "")
+        return Probe(
+            answer=answer,
+            level=level,
+            version=self._world.versions.get(process.model, VERSION) if answer in (Answer.READY, Answer.ASLEEP) else "",
+        )
 
     def explain_exit(self, exit_info: ExitInfo, log_tail: Sequence[str]) -> Reason:
         """From the decisive line, else a crash."""

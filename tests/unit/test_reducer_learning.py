@@ -156,3 +156,75 @@ def test_what_the_launch_record_keeps_makes_a_running_engine_stale(change: dict[
     world.settle()
     assert world.phase("a") == "stopped"
     assert world.instance("a").reason.code is Code.SPEC_STALE
+
+
+# --- versions of the engine -------------------------------------------------------------------------------------
+
+
+def start_with(world: Plain, version: str) -> None:
+    """The operator installs another version and starts ``a`` afresh."""
+    world.versions["a"] = version
+    world.order("restart", "a")
+    world.settle()
+    assert world.phase("a") == "awake"
+
+
+def denied_under_one() -> Plain:
+    """Version 1 of the engine keeps its memory when it sleeps; others do not."""
+    world = Plain({"gpu0": 10}, a=replace(SMALL, sleep_frees_nothing=True))
+    world.versions["a"] = "1"
+    world.ask("a")
+    world.settle()
+    world.order("sleep", "a")
+    world.settle()
+    assert facts(world).usable_levels() == ()
+    world.behaviours["a"] = SMALL
+    world.versions["a"] = "1"
+    return world
+
+
+@pytest.mark.parametrize("reborn", [False, True], ids=["one daemon", "another daemon"])
+def test_a_denial_ends_with_the_version_it_was_seen_in_and_comes_back_with_it(reborn: bool) -> None:
+    world = denied_under_one()
+    start_with(world, "2")
+    assert facts(world).usable_levels() == (1,), "tried again"
+    world.order("sleep", "a")
+    world.settle()
+    assert world.phase("a") == "asleep"
+    assert facts(world).learned.residue_bytes[1] == (GIB // 2,)
+    if reborn:
+        world.restart()
+        world.run(5)
+    start_with(world, "1")
+    assert facts(world).usable_levels() == (), "not tried again to no avail"
+    start_with(world, "2")
+    assert facts(world).usable_levels() == (1,)
+    assert facts(world).learned.residue_bytes[1] == (GIB // 2,)
+
+
+def test_an_engine_that_says_no_version_changes_nothing() -> None:
+    world = denied_under_one()
+    start_with(world, "")
+    assert facts(world).usable_levels() == ()
+
+
+def test_another_definition_makes_old_versions_forgotten() -> None:
+    """Flags are part of what a denial is of."""
+    world = denied_under_one()
+    start_with(world, "2")
+    world.configure(a=LONGER)
+    start_with(world, "1")
+    assert facts(world).usable_levels() == (1,)
+
+
+def test_an_old_definition_s_process_does_not_bring_its_version_s_denials_to_the_new_one() -> None:
+    world = denied_under_one()
+    start_with(world, "2")
+    world.order("stop", "a")
+    world.settle()
+    world.versions["a"] = "1"
+    world.ask("a", for_s=30.0)
+    world.run(1.0)
+    world.configure(a=LONGER)
+    world.settle()
+    assert facts(world).usable_levels() == (1,)
