@@ -17,7 +17,9 @@ OWNED = {
 
 def facts(environ: Mapping[str, str] | None = None, euid: int = 1000) -> Facts:
     """What the daemon would know: the engines there are, some flags of llama.cpp and vLLM."""
-    return Facts(owned_flags=OWNED, known_engines=("llamacpp", "command", "vllm", "attached"), environ=environ or {}, home=Path("/home/u"), euid=euid)
+    return Facts(
+        owned_flags=OWNED, known_engines=("llamacpp", "command", "vllm", "attached"), environ=environ or {}, home=Path("/home/u"), euid=euid
+    )
 
 
 def load_text(text: str, path: str = "/etc/hotseat/hotseat.yaml", environ: Mapping[str, str] | None = None, euid: int = 1000) -> Loaded:

@@ -235,7 +235,12 @@ MODELS: list[Case] = [
     (MODEL + "sleep_steps: [{post: /s, timeout: §5}], wake_steps: [{post: /s}]}}", "bad_value", "needs a unit", "5s"),
     (MODEL + "sleep_steps: [{post: §'/${nam}'}], wake_steps: [{post: /s}]}}", "unknown_placeholder", "${name}", ""),
     ("models: {m: {engine: llamacpp, model: /x, sleep_steps: []}}", "", "", ""),
-    ("models: {m: {engine: llamacpp, model: /x, §sleep_steps: [{post: /s}]}}", "bad_value", "for the engines command and attached", "remove"),
+    (
+        "models: {m: {engine: llamacpp, model: /x, §sleep_steps: [{post: /s}]}}",
+        "bad_value",
+        "for the engines command and attached",
+        "remove",
+    ),
     ("models: {m: {engine: llamacpp, model: /x, args: [§--port, '1']}}", "owned_flag", "--port", "remove it"),
     ("models: {m: {engine: llamacpp, model: /x, args: [§--model=/y]}}", "owned_flag", "--model", "use: model"),
     ("models: {m: {engine: llamacpp, model: /x, args: [a, §--cache-ram]}}", "owned_flag", "--cache-ram", "footprint.kv_max"),
