@@ -12,7 +12,7 @@ from scheduler.domain.ids import InstanceId, LaunchId
 from scheduler.domain.launch import LaunchRecord
 from scheduler.domain.reasons import Code
 from scheduler.orchestrator.effects import CheckNow, Find, Wake
-from scheduler.orchestrator.events import EngineExited, EngineReady, EngineRefused, EngineSlow, Found, Happening, StartProgressed
+from scheduler.orchestrator.events import EngineExited, EngineReady, EngineRefused, EngineSlow, Found, Happening, StartProgressed, WakeSent
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.supervisor import HEALTH_EVERY_S, Supervisor
 from scheduler.ports.engine import Answer, Endpoint, Probe
@@ -91,7 +91,7 @@ async def after_a_lost_request(clock: VirtualClock, engine: Scripted, seconds: f
     supervisor = Supervisor(IID, parts_of(clock, engine), said.append)
     supervisor.adopt(record())
     await supervisor.carry_out(Wake(instance=IID, launch=LaunchId(1), seq=1, level=1, timeout_s=1.0))
-    assert [type(event) for event in said] == [EngineReady]
+    assert [type(event) for event in said] == [WakeSent, EngineReady]
     said.clear()
     await asyncio.sleep(0)
     await supervisor.carry_out(CheckNow(instance=IID, launch=LaunchId(1), seq=1))
