@@ -330,9 +330,8 @@ def on_found(ctx: Context, event: Found) -> None:
         return
     live = ctx.state.live_of(instance.id)
     restarted = instance.reason.code is Code.RESTARTED
-    if event.state == "awake" and instance.before is Phase.WAKING and not restarted:
-        text = "it is up after a wake that failed, and nothing proves that it is well: started afresh"
-        stop_now(ctx, instance.id, Reason(Code.WAKE_FAILED, text), "retry")
+    if event.state == "awake" and instance.before is Phase.WAKING:
+        _end_unproven(ctx, instance)
     elif event.state == "awake":
         claim = instance.claim.at_least(ctx.state.measured_of(instance.id))
         reason = Reason(Code.ADOPTED, "found serving after the daemon's restart") if restarted else instance.reason
@@ -358,6 +357,12 @@ def on_found(ctx: Context, event: Found) -> None:
         if live.launched_at_s is not None:  # the same start goes on: it is timed from its beginning
             live.effect_at_s = live.launched_at_s
             ctx.set_since(instance.id, live.launched_at_s)
+
+
+def _end_unproven(ctx: Context, instance: Instance) -> None:
+    """It says that it is awake, but nobody saw its wake end well: its weights may be lost, its answers wrong, or none come."""
+    text = "its wake was not seen to end well, so nothing proves what it would answer: started afresh"
+    stop_now(ctx, instance.id, Reason(Code.WAKE_FAILED, text), "retry")
 
 
 # --- small things -----------------------------------------------------------------------------------------------

@@ -403,6 +403,8 @@ class Plain(PlainMachine):
             self.later(0.0, lambda: self._release(client, Outcome.ENGINE_LOST))
         elif proc.life.stage is not Stage.AWAKE:
             raise AssertionError(f"{client.model} was granted while its engine is {proc.life.stage}")
+        elif proc.life.speaks_garbage:
+            raise AssertionError(f"{client.model} was granted although its engine speaks nonsense")
         else:
             self.later(client.for_s, lambda: self._release(client, Outcome.OK))
 

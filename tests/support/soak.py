@@ -35,7 +35,7 @@ def models(random: Random, count: int) -> tuple[list[ModelSpec], dict[str, Behav
         behaviours[name] = Behaviour(
             awake_bytes=size,
             loading_bytes=size + random.choice([0, GIB]),
-            start_s=random.choice([4.0, 8.0, 20.0]),
+            start_s=random.choice([8.0, 20.0, 40.0]),
             levels={1: (), 2: (2,)}.get(n % 5, (1, 2)),
             sleep_s=random.choice([0.3, 1.0]),
             wake_s=random.choice([0.5, 1.0, 3.0]),
@@ -208,13 +208,13 @@ class Soak:
         await self.sim.start()
         end = self.world.now_s + 60.0 * minutes
         due = {"ask": 0.0, "fault": 20.0, "restart": self.random.uniform(60.0, 300.0)}
-        every_s = {"ask": 2.5, "fault": 12.0, "restart": 300.0}
+        every_s = {"ask": 2.0, "fault": 8.0, "restart": 300.0}
         while (what := min(due, key=lambda key: due[key])) and due[what] < end:
             await asyncio.sleep(max(0.0, due[what] - self.world.now_s))
             due[what] = self.world.now_s + self.random.expovariate(1 / every_s[what])
             match what:
                 case "ask":
-                    self.ask(self.random.choices(self.names, [1.0 / (n + 1) for n in range(len(self.names))])[0])
+                    self.ask(self.random.choices(self.names, [1.0 / (n + 3) for n in range(len(self.names))])[0])
                 case "fault":
                     fault = self._fault()
                     self.figures[fault.__name__.strip("_")] += 1
@@ -227,6 +227,7 @@ class Soak:
     def check(self) -> None:
         """What must hold at any moment."""
         assert not self.world.misdirected, self.world.misdirected
+        assert not self.world.happened("garbage"), self.world.happened("garbage")
         chosen = [e for e in self.world.overflows if e.at_s - self._foreign_at_s.get(DeviceId(e.subject), -1e9) > UNSEEN_S]
         assert not chosen, chosen
 
