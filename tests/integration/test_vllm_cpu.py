@@ -140,18 +140,19 @@ def name_of(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
 
 
-async def median_ms(url: str) -> float:
-    """Of one-token completions, one after the other, over one connection."""
-    took = []
+async def median_ms(**urls: str) -> dict[str, float]:
+    """Of one-token completions, over one connection each, asked in turn: what else the machine does concerns all alike."""
+    took: dict[str, list[float]] = {name: [] for name in urls}
     body = {"model": NAME, "prompt": "a", "max_tokens": 1, "temperature": 0}
     async with aiohttp.ClientSession() as client:
         for _ in range(CALLS):
-            began = time.monotonic()
-            async with client.post(f"{url}/v1/completions", json=body) as answer:
-                assert answer.status == 200
-                await answer.read()
-            took.append(time.monotonic() - began)
-    return round(statistics.median(took) * 1000, 1)
+            for name, url in urls.items():
+                began = time.monotonic()
+                async with client.post(f"{url}/v1/completions", json=body) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+                took[name].append(time.monotonic() - began)
+    return {name: round(statistics.median(each) * 1000, 1) for name, each in took.items()}
 
 
 # --- the story --------------------------------------------------------------------------------------------------------
@@ -181,6 +182,7 @@ async def is_started_by_a_request(daemon: House, engine: Engine) -> None:
     assert len(pids) >= 2  # at least a server and an engine core
     held = memory(pids)
     engine.figures |= {
+        "load_average": round(os.getloadavg()[0], 1),
         "version": daemon.launches(NAME)[-1]["version"],
         "processes": held,
         "together_mib": {"rss": sum(each["rss_mib"] for each in held), "pss": sum(each["pss_mib"] for each in held)},
@@ -207,7 +209,7 @@ async def sleeps_in_vain_once(daemon: House, engine: Engine) -> None:
     refused = await daemon.act("sleep", NAME)
     assert (refused["state"], refused["error"]["code"]) == ("failed", "sleep_unsupported")
     assert (await daemon.model(NAME))["phase"] == "awake"  # asking in vain does it no harm
-    engine.figures["chat_ms"] = {"daemon": await median_ms(daemon.url), "engine": await median_ms(daemon.engine_url(NAME))}
+    engine.figures["completion_ms"] = await median_ms(daemon=daemon.url, engine=daemon.engine_url(NAME))
 
 
 async def is_adopted(daemon: House, engine: Engine) -> None:
