@@ -27,6 +27,7 @@ from tests.support.tiny_hf import tiny_folder
 REAL = pytest.mark.real_llamacpp
 #: Minutes on a machine without cards; never in continuous integration.
 VLLM = (
+    pytest.mark.slow,
     pytest.mark.skipif(REAL_VLLM not in os.environ, reason=f"set {REAL_VLLM} to a vllm executable to run this on a real vLLM"),
     pytest.mark.timeout(600),
 )
