@@ -143,7 +143,6 @@ def leave(ctx: Context, iid: InstanceId, reason: Reason) -> None:
     ctx.state.instances[iid] = replace(instance, claim=replace(instance.claim, host_bytes=host))
     live = ctx.state.live_of(iid)
     live.returned_at_s = live.returned_level = None
-    live.held_bytes = max((live.measured.get(device, 0) for device in instance.devices), default=0)
     event = Drained(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + timeout + policy.sleep_settle_s)
     seq = ctx.transition(iid, event, intent=True)
     ctx.emit(Sleep(instance=iid, launch=launch_id(instance), seq=seq, level=level, timeout_s=timeout))
@@ -190,6 +189,7 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
     claim = instance.claim if instance.phase is Phase.WAKING else seated(ctx, instance)
     ctx.transition(instance.id, Ready(at_s=ctx.now_s, claim=claim))
     live.slow = live.refused = live.wake_lacked_room = False
+    live.held_bytes = 0
     if instance.phase is Phase.LAUNCHING:
         ctx.tell("started", instance.model, f"{instance.model} started in {human_seconds(took)}", seconds=round(took, 3))
     else:
@@ -337,6 +337,7 @@ def on_found(ctx: Context, event: Found) -> None:
         reason = Reason(Code.ADOPTED, "found serving after the daemon's restart") if restarted else instance.reason
         seq = ctx.transition(instance.id, ProbedAwake(at_s=ctx.now_s, claim=claim, reason=reason))
         live.slow = live.refused = False
+        live.held_bytes = 0
         live.inherited = restarted
         if restarted:
             ctx.emit(WatchIdle(instance=instance.id, launch=event.launch, seq=seq))

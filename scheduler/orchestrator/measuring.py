@@ -175,6 +175,7 @@ def learn(ctx: Context, instance: Instance) -> None:
             live.progress_at_s = ctx.now_s
     elif instance.phase in (Phase.AWAKE, Phase.DRAINING):
         if measured_since(ctx, instance, instance.since_s) is not None:
+            live.held_bytes = most
             _learn_awake(ctx, instance, most)
         elif not live.learned_run:  # taken during the start, and told only now
             live.peak_bytes = max(live.peak_bytes, most)

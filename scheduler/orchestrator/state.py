@@ -67,7 +67,7 @@ class Live:
     watched: bool = False  # this daemon saw the start of this run from its beginning
     peak_bytes: int = 0  # most seen during the start in progress
     awake_bytes: int = 0  # most seen while awake in this run
-    held_bytes: int = 0  # on the fullest device, seen last before the sleep in progress; 0 = nobody looked
+    held_bytes: int = 0  # on the fullest device, seen last while it was awake; 0 = nobody has looked since it woke
     kv_bytes: int = 0  # of the present run, per device
     learned_run: bool = False
     host_awake_bytes: int | None = None  # host memory of its processes before it fell asleep

@@ -296,6 +296,34 @@ def test_a_sleep_that_frees_nothing_is_in_vain_however_little_there_was() -> Non
     assert (world.phase("a"), world.instance("a").reason.code) == ("stopped", Code.SLEEP_INEFFECTIVE)
 
 
+@pytest.mark.parametrize("awake_for_s", [0.1, 10.0])  # no sample was taken since it woke, or several were
+def test_what_a_sleeper_held_is_no_measure_of_its_next_sleep(awake_for_s: float) -> None:
+    """Put to sleep again right after its wake, before anybody saw it awake: the residue seen last is not what a tenth is counted of."""
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, wake_s=0.05))
+    for _ in range(2):
+        world.ask("a", for_s=0.0)
+        world.run_until(lambda: world.phase("a") == "awake")
+        world.run(awake_for_s)
+        world.order("sleep", "a", level=1)
+        world.run_until(lambda: world.phase("a") in ("asleep", "stopped"))
+    assert world.phase("a") == "asleep"
+    assert world.state.facts_of(ModelName("a")).usable_levels() == (1,)
+
+
+def test_what_it_held_while_it_started_is_no_measure_of_its_sleep() -> None:
+    """A sample that began during its start is told only now: it saw less than what a sleeper keeps."""
+    world = Plain({"gpu0": 24}, a=A)
+    world.ask("a", for_s=0.0)
+    world.run_until(lambda: world.phase("a") == "awake")
+    world.run(0.1)
+    began, holder = world.instance("a").since_s - 0.2, holder_of(world.instance("a").id)
+    loading = replace(world.state.samples[GPU], started_at_s=began, used_bytes=GIB // 4, own={holder: GIB // 4})
+    world.play(Sampled(at_s=world.now_s, samples=(loading,)))
+    world.order("sleep", "a", level=1)
+    world.run_until(lambda: world.phase("a") in ("asleep", "stopped"))
+    assert world.phase("a") == "asleep"
+
+
 # --- by rule ----------------------------------------------------------------------------------------------------
 
 
