@@ -359,12 +359,15 @@ def _leaving(ctx: Context, device: DeviceId) -> bool:
 def _shed_one(ctx: Context, device: DeviceId, text: str) -> bool:
     options: list[tuple[float, Seat, Exit]] = []
     for seat in picture(ctx.state).seats:
-        if seat.availability is Availability.IDLE and device in seat.devices:
+        if seat.availability is Availability.IDLE and device in seat.devices and not _wakes_again(ctx, seat):
             ways = [e for e in seat.exits if ctx.state.store_ok or e.goal.phase is Phase.STOPPED]  # a stop needs no row before it
             options += [(e.regret, seat, e) for e in ways if e.claim_freed.get(device, 0) > 0]
-    # After a wake without room, room is made for whoever waits; it is not put away for its own claim while others can go.
-    unwanted = [option for option in options if not ctx.state.wanted(option[1].model)]
-    return _put_away(ctx, unwanted or options, text)
+    return _put_away(ctx, options, text)
+
+
+def _wakes_again(ctx: Context, seat: Seat) -> bool:
+    """Whether a sleeper claims what its wake needed and did not find: room is made for it, and it is woken once more."""
+    return ctx.state.wanted(seat.model) and ctx.state.live_of(seat.instance).wake_lacked_room
 
 
 def _put_away(ctx: Context, options: Sequence[tuple[float, Seat, Exit]], text: str) -> bool:

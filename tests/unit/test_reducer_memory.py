@@ -41,7 +41,8 @@ def test_foreign_growth_puts_an_idle_model_away_and_says_why() -> None:
 
 
 def test_who_is_waited_for_is_not_put_away_for_the_room_that_its_wake_did_not_find() -> None:
-    world = Plain({"gpu0": 24}, a=replace(A, wake_errors=1, wake_s=2.0, start_s=0.2), b=replace(A, sleep_s=5.0))
+    world = Plain({"gpu0": 24}, a=replace(A, wake_errors=1, wake_s=2.0, start_s=0.2), b=A)
+    world.state.models = {name: replace(each, min_awake_s=300.0) for name, each in world.state.models.items()}
     for model in "ab":
         world.ask(model)
         world.run(10)
