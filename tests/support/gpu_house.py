@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from adapters.engines.http import post
 from scheduler.domain.units import GIB
 from tests.support.behaviour import Behaviour
 from tests.support.fake_knobs import Speech
@@ -62,24 +63,33 @@ def vllm(
 class GpuHouse(House):
     """A House whose devices are the cards of a world folder."""
 
-    def __init__(self, folder: Path, world: GpuWorld, models: Mapping[str, Mapping[str, Any]], **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, world: GpuWorld, models: Mapping[str, Mapping[str, Any]], *, library: bool = True, **settings: Any
+    ) -> None:
         super().__init__(folder, models, {}, **{"engines": {"vllm": {"command": list(COMMAND)}}, **settings})
         self.settings = {"devices": {"headroom": "0%"}, "host": {"sleep_memory": "512GiB"}, **self.settings}
         self.program = ("-m", "tests.support.roomy_daemon")
         self.world = world
+        self.library = library  # False = no driver is installed
 
     def environment(self) -> dict[str, str]:
         """The stand-in driver is found as the real one would be."""
+        if not self.library:
+            return super().environment()
         path = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         return {**super().environment(), **path, **build.environment(self.world.folder)}
 
+    async def turn(self, model: str, **behaviour: Any) -> None:
+        """Turn knobs of a model's running engine."""
+        await post(self.engine_url(model), "/admin/behaviour", behaviour, timeout_s=5.0)
+
     def overfull(self) -> list[str]:
         """Cards that were ever fuller than they are large."""
-        cards = {
-            line.split()[1]: dict(word.split("=", 1) for word in line.split()[2:]) for line in self.world.lines() if line[:4] == "gpu "
-        }
-        most = {facts["uuid"]: int(facts.get("total", 24 * GIB)) for facts in cards.values()}
-        return [f"{uuid}: {peak} of {most[uuid]}" for uuid, peak in self.world.peak().items() if peak > most.get(uuid, 0)]
+        found = [
+            dict(word.split("=", 1) for word in line.split() if "=" in word) for line in self.world.lines() if line[:4] in ("gpu ", "mig ")
+        ]
+        most = {facts["uuid"]: int(facts.get("total", 24 * GIB)) for facts in found}
+        return [f"{uuid}: {peak} of {most[uuid]}" for uuid, peak in self.world.peak().items() if peak > most.get(uuid, peak)]
 
 
 def cards(world: GpuWorld, count: int, total_gib: float = 24, **facts: Any) -> None:
