@@ -63,6 +63,12 @@ class Footprint:
             return value_bytes
         return int((value_bytes - self.kv_bytes) * UNMEASURED_FACTOR) + self.kv_bytes  # KV is taken as told, to the byte
 
+    def uncautious(self, claimed_bytes: int) -> int:
+        """The most awake bytes that claim no more than ``claimed_bytes``."""
+        if self.source is not Source.ESTIMATED:
+            return claimed_bytes
+        return int((claimed_bytes - self.kv_bytes) / UNMEASURED_FACTOR) + self.kv_bytes
+
     def residue(self, level: int) -> int:
         """Device bytes a sleeper keeps; the prior (at most half of awake, else it is no sleep) until measured."""
         return self.residue_bytes.get(level, min(RESIDUE_PRIOR_BYTES, self.awake_bytes // 2))

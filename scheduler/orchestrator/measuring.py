@@ -20,7 +20,7 @@ from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator.context import Context, launch_id
 from scheduler.orchestrator.effects import EndLaunch, SaveLearned
 from scheduler.orchestrator.state import State
-from scheduler.orchestrator.view import on_host, residue_of
+from scheduler.orchestrator.view import largest_seat, on_host, residue_of
 
 #: A start whose memory grows by this much from one sample to the next is making progress.
 PROGRESS_BYTES = 1 << 20
@@ -134,14 +134,21 @@ def _was_robbed(ctx: Context, instance: Instance) -> bool:
 
 
 def _raise_guess(ctx: Context, instance: Instance) -> None:
-    """It ran out of memory while starting: plan with more at the next try, if that is one of the same definition."""
+    """It ran out of memory while starting: plan with more at the next try, if that is one of the same definition.
+
+    Never with more than the largest of its seats can give, less KV cache included: who else took that memory is not known, so alone
+    there it is tried again.
+    """
     if not runs_present_spec(ctx, instance):
         return
     facts = ctx.state.facts_of(instance.model)
-    grown = int(max(facts.guess.awake_bytes, facts.footprint.awake_bytes) * 1.3)
+    plan = facts.footprint
+    most = plan.uncautious(largest_seat(ctx.state, instance.model) + plan.kv_bytes - plan.kv_min_bytes)
+    known = max(facts.guess.awake_bytes, plan.awake_bytes)
+    grown = max(known, min(int(known * 1.3), most))
     facts.guess = replace(facts.guess, awake_bytes=grown, start_peak_bytes=max(grown, facts.guess.start_peak_bytes))
     if facts.learned.awake_bytes:
-        teach(ctx, instance, lambda learned: learned.with_run(grown, grown))
+        teach(ctx, instance, lambda learned: learned.with_run(grown, grown, learned.kv_bytes))
 
 
 def _retry_delay(ctx: Context, instance: Instance, failed: Reason | None) -> float | None:

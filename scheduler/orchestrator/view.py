@@ -239,11 +239,20 @@ def _what_fits(state: State, footprint: Footprint, sets: tuple[tuple[DeviceId, .
 
     Room for growth beyond what was measured yields before that: what ran there once fits again.
     """
-    largest = max((min(most_bytes(state.devices[d]) for d in devices) for devices in sets), default=0)
+    largest = _largest(state, sets)
     if need > largest and footprint.source is Source.MEASURED:
         need = max(largest, int(need / GROWTH))
     spare = footprint.kv_bytes - footprint.kv_min_bytes if starts else 0
     return max(largest, need - spare) if need > largest else need
+
+
+def largest_seat(state: State, model: ModelName) -> int:
+    """The most bytes per device that a start of ``model`` may need, with nobody else of ours there."""
+    return _largest(state, device_sets(state, state.models[model]))
+
+
+def _largest(state: State, sets: tuple[tuple[DeviceId, ...], ...]) -> int:
+    return max((min(most_bytes(state.devices[d]) for d in devices) for devices in sets), default=0)
 
 
 def kv_bytes(state: State, model: ModelName, need: int) -> int | None:

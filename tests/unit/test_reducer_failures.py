@@ -113,6 +113,23 @@ def test_out_of_memory_raises_the_guess_for_the_next_try(code: Code) -> None:
     assert world.ends() == ["ok"]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_out_of_memory_twice_never_makes_of_a_model_one_that_fits_nowhere(known: bool) -> None:
+    """Who took the memory may have been somebody else: it is tried alone on the largest device before anything is said."""
+    short = StartFailure(code=Code.DEVICE_OOM, after_s=1.0, text="pretended device_oom")
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, guess_bytes=16 * GIB, levels=()))
+    if known:
+        world.ask("a")
+        world.settle()
+        world.order("stop", "a")
+        world.settle()
+    world.behaviours["a"] = Behaviour(awake_bytes=16 * GIB, guess_bytes=16 * GIB, levels=(), start_failures=(short,) * (3 if known else 2))
+    (client,) = world.ask("a")
+    world.settle()
+    assert client.end == "ok"
+    assert world.count("Launch", "a") == (4 if known else 3)
+
+
 def test_a_start_that_is_never_ready_is_ended_with_kill_when_it_ignores_term() -> None:
     knobs = Behaviour(start_s=NEVER, term_s=NEVER, **STOPPER)  # type: ignore[arg-type]
     world = Plain({"gpu0": 24}, specs={"a": {"start_timeout_s": 30.0}}, policy=Policy(max_launch_failures=1), a=knobs)
