@@ -78,6 +78,7 @@ def _sleep_deadline(ctx: Context, instance: Instance) -> None:
     live = ctx.state.live_of(instance.id)
     if live.returned_at_s is None:
         ctx.count_failure(instance.id, "sleep")
+        live.unanswered_sleeps += 1
         reason = Reason(Code.SLEEP_FAILED, f"{instance.model} did not fall asleep in time")
         seq = ctx.transition(instance.id, SleepTimedOut(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + policy.probe_timeout_s))
         ctx.emit(Find(instance=instance.id, launch=launch_id(instance), seq=seq, started_before=False))

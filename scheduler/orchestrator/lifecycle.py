@@ -49,6 +49,9 @@ from scheduler.orchestrator.view import kv_bytes, target
 #: Failures of starts that sleep mode may be the cause of: its allocator crashes on some cards, and takes more on others.
 _MAY_BE_SLEEP_MODE = frozenset({Code.CRASHED, Code.DEVICE_OOM})
 
+#: Sleeps in a row without an answer after which an engine that is awake all the same is stopped: whoever needs its room waits.
+MOST_UNANSWERED_SLEEPS = 2
+
 _SLEEPLESS = "{} only starts without sleep mode: it is stopped where it would sleep, until its definition or the engine's version changes"
 
 
@@ -332,6 +335,10 @@ def on_found(ctx: Context, event: Found) -> None:
     restarted = instance.reason.code is Code.RESTARTED
     if event.state == "awake" and instance.before is Phase.WAKING:
         _end_unproven(ctx, instance)
+    elif event.state == "awake" and instance.before is Phase.FALLING_ASLEEP and live.unanswered_sleeps >= MOST_UNANSWERED_SLEEPS:
+        text = f"it did not fall asleep in time {live.unanswered_sleeps} times in a row: stopped instead"
+        stop_now(ctx, instance.id, Reason(Code.SLEEP_FAILED, text), "retry")
+        ctx.tell("sleep_failed", instance.model, f"{instance.model}: {text}")
     elif event.state == "awake":
         claim = instance.claim.at_least(ctx.state.measured_of(instance.id))
         reason = Reason(Code.ADOPTED, "found serving after the daemon's restart") if restarted else instance.reason

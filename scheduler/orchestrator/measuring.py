@@ -56,6 +56,7 @@ def _asleep(ctx: Context, instance: Instance, level: int, bytes_now: Mapping[Dev
     took = ctx.now_s - live.effect_at_s
     freed = sum(instance.claim.device_bytes.values()) - sum(bytes_now.values())
     facts.sleeps += 1
+    live.unanswered_sleeps = 0
     kept = max(bytes_now.values(), default=0)
     teach(ctx, instance, lambda learned: learned.with_sleep(level, took if live.timed else None, kept))
     _note_cycle(ctx, instance, kept)

@@ -58,6 +58,7 @@ class Live:
     emptied_at_s: float | None = None  # its process group was seen empty
     returned_at_s: float | None = None  # the engine said it sleeps
     returned_level: int | None = None
+    unanswered_sleeps: int = 0  # in a row
     effect_at_s: float = 0.0  # when the transition in progress began
     timed: bool = False  # its duration is known: it began in this daemon or was seen under way, and its end is looked for
     progress_at_s: float = 0.0  # when the start in progress last did something

@@ -138,6 +138,16 @@ def test_a_sleep_that_goes_wrong_makes_room_all_the_same(knobs: dict[str, object
     assert not world.overflows
 
 
+def test_an_engine_that_never_answers_to_a_sleep_is_stopped_after_the_second_time() -> None:
+    world = pair(sleep_hangs=1_000, start_s=20.0)
+    (client,) = world.ask("b", wait_s=600)
+    world.settle()
+    assert client.end == "ok"
+    assert world.count("Sleep", "a") == 2
+    assert world.path("a").endswith("falling_asleep unknown awake draining falling_asleep unknown stopping stopped")
+    assert any(line.kind == "sleep_failed" and "2 times in a row" in line.message for line in world.told)
+
+
 def test_a_wake_that_finds_no_room_is_tried_once_more_and_its_waiters_stay_held() -> None:
     world = pair(wake_errors=1)
     world.settle()
