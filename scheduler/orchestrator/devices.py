@@ -102,6 +102,7 @@ def note(ctx: Context, sample: DeviceSample) -> None:
     before = state.samples.get(device)
     state.samples[device] = sample
     moving = any(device in i.devices and restless(i) for i in state.instances.values())
+    moving |= sample.started_at_s < state.vacated_s.get(device, float("-inf")) + state.policy.stop_settle_s
     if sample.health in (Health.OK, Health.DRAINING) and not moving:  # else bytes that nobody holds any more may be ours
         _note_foreign(state, sample)
     for news in sample.news:

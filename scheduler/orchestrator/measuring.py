@@ -57,6 +57,7 @@ def _asleep(ctx: Context, instance: Instance, level: int, bytes_now: Mapping[Dev
     freed = sum(instance.claim.device_bytes.values()) - sum(bytes_now.values())
     facts.sleeps += 1
     live.unanswered_sleeps = 0
+    ctx.state.vacated_s |= dict.fromkeys(instance.devices, ctx.now_s)
     kept = max(bytes_now.values(), default=0)
     teach(ctx, instance, lambda learned: learned.with_sleep(level, took if live.timed else None, kept))
     _note_cycle(ctx, instance, kept)
@@ -101,6 +102,7 @@ def _gone(ctx: Context, instance: Instance) -> None:
     failed = live.exit_reason
     took = ctx.now_s - live.effect_at_s
     freed = sum(instance.claim.device_bytes.values())
+    ctx.state.vacated_s |= dict.fromkeys(instance.devices, ctx.now_s)
     if failed is None:
         if live.timed:
             teach(ctx, instance, lambda learned: learned.with_stop(took))

@@ -169,6 +169,7 @@ class State:
     devices: dict[DeviceId, DeviceInfo] = field(default_factory=dict)
     samples: dict[DeviceId, DeviceSample] = field(default_factory=dict)
     foreign: dict[DeviceId, list[tuple[float, int]]] = field(default_factory=dict)  # falling edge of what others used: (when, bytes)
+    vacated_s: dict[DeviceId, float] = field(default_factory=dict)  # when one of ours last gave memory back there
     host_limit_bytes: int = 0
     host: HostSample | None = None  # the last measurement; None = nobody measures host memory
     instances: dict[InstanceId, Instance] = field(default_factory=dict)
