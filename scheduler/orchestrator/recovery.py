@@ -78,6 +78,7 @@ def seed(state: State, rows: Rows, boot_id: str) -> dict[InstanceId, LaunchRecor
             alive[instance.id] = record
             live = state.live_of(instance.id)
             live.fingerprint = record.fingerprint
+            live.kv_bytes = record.kv_bytes or 0
             live.effect_at_s = instance.since_s  # what goes on has begun before this daemon
             live.launched_at_s = instance.since_s if instance.phase is Phase.LAUNCHING else None
     for model, runs in rows.learned.items():

@@ -104,3 +104,19 @@ def test_what_versions_of_an_engine_have_shown_is_kept_version_by_version(tmp_pa
         await sim.stop()
 
     run_virtual(main())
+
+
+def test_an_adopted_engine_is_known_to_run_with_the_kv_cache_that_it_was_started_with(tmp_path: Path) -> None:
+    """Else what it takes would count as taken without one, and the next start would get more KV cache than it claims."""
+
+    async def main() -> None:
+        sim = await booted(tmp_path, Behaviour(awake_bytes=6 * GIB, levels=(), kv_bytes=3 * GIB, kv_min_bytes=GIB))
+        assert await sim.chat("a") == "ok"
+        await asyncio.sleep(5.0)
+        await sim.restart()
+        await asyncio.sleep(5.0)
+        found = sim.kernel.state.facts[ModelName("a")].learned
+        assert (found.kv_bytes, found.awake_bytes) == (3 * GIB, (6 * GIB, 6 * GIB))
+        await sim.stop()
+
+    run_virtual(main())

@@ -219,6 +219,7 @@ class Plain(PlainMachine):
             if instance.has_process:
                 live = self.state.live_of(instance.id)
                 live.fingerprint, live.effect_at_s = old.live_of(instance.id).fingerprint, instance.since_s
+                live.kv_bytes = old.live_of(instance.id).kv_bytes  # from the launch record
         effects = self._resume_all()
         self.watch = Watch(self.state)
         self.play(self.registry())
