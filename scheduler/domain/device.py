@@ -21,6 +21,8 @@ class Health(StrEnum):
 
 #: Devices in these states have no memory to speak of any more: whoever sits there is gone.
 GONE = frozenset({Health.LOST, Health.MISSING})
+#: In these, and in no others, a sample's bytes are a measurement.
+MEASURED = frozenset({Health.OK, Health.DRAINING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

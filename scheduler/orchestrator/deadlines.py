@@ -18,7 +18,7 @@ from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator import moves
 from scheduler.orchestrator.context import Context, launch_id
 from scheduler.orchestrator.effects import CutLeases, EndLaunch, Find, Measure, Stop
-from scheduler.orchestrator.measuring import measured_since, teach
+from scheduler.orchestrator.measuring import all_measured_since, teach
 from scheduler.orchestrator.state import FORCE_GRACE_S, STALE_PERIODS
 
 
@@ -84,7 +84,7 @@ def _sleep_deadline(ctx: Context, instance: Instance) -> None:
         ctx.emit(Find(instance=instance.id, launch=launch_id(instance), seq=seq, started_before=False))
         return
     fresh_s = max(live.returned_at_s, ctx.now_s - STALE_PERIODS * policy.sample_period_s)
-    if measured_since(ctx, instance, fresh_s) is None:  # stale freezes: what nobody measured is no proof of anything
+    if all_measured_since(ctx, instance, fresh_s) is None:  # stale freezes: what nobody measured is no proof of anything
         live.timed = False
         ctx.set_deadline(instance.id, ctx.now_s + policy.sleep_settle_s)
         ctx.emit(Measure(devices=instance.devices))

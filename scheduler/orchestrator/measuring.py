@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from scheduler.domain.claims import Claim
-from scheduler.domain.device import GONE
+from scheduler.domain.device import GONE, MEASURED
 from scheduler.domain.ids import DeviceId, holder_of
 from scheduler.domain.instance import (
     GroupGone,
@@ -43,7 +43,7 @@ def confirm(ctx: Context, instance: Instance) -> None:
         if bytes_now is not None and all(b == 0 for b in bytes_now.values()):
             _gone(ctx, instance)
     elif instance.phase is Phase.FALLING_ASLEEP and live.returned_at_s is not None:
-        bytes_now = measured_since(ctx, instance, live.returned_at_s)
+        bytes_now = all_measured_since(ctx, instance, live.returned_at_s)
         level = live.returned_level or 1
         limit = most_residue(ctx.state, instance, level)
         if bytes_now is not None and all(b <= limit for b in bytes_now.values()):
@@ -206,7 +206,7 @@ def _is_seen_holding(ctx: Context, instance: Instance) -> bool:
 
 def _settle_asleep(ctx: Context, instance: Instance) -> None:
     """A sleeper that was found, not seen falling asleep, gives up its claim once it was measured."""
-    measured = measured_since(ctx, instance, instance.since_s)
+    measured = all_measured_since(ctx, instance, instance.since_s)
     if measured is None:
         return
     residue = residue_of(ctx.state, instance, instance.level or 1)
@@ -260,6 +260,14 @@ def measured_since(ctx: Context, instance: Instance, since_s: float) -> dict[Dev
             return None
         found[device] = sample.own[holder_of(instance.id)]
     return found
+
+
+def all_measured_since(ctx: Context, instance: Instance, since_s: float) -> dict[DeviceId, int] | None:
+    """As above, but None as well while one of its devices is not measured at all: zeros of such a device prove no sleep."""
+    samples = ctx.state.samples
+    if any(d not in ctx.state.devices or d not in samples or samples[d].health not in MEASURED for d in instance.devices):
+        return None
+    return measured_since(ctx, instance, since_s)
 
 
 def _is_gone(ctx: Context, device: DeviceId) -> bool:

@@ -24,7 +24,8 @@ def leave_lost_devices(ctx: Context) -> None:
 
 def _leave(ctx: Context, instance: Instance) -> None:
     reason = _reason(ctx, instance)
-    if instance.phase in (Phase.LAUNCHING, Phase.WAKING):
+    gone = any(d not in ctx.state.devices for d in instance.devices)  # nobody will ever see whether it sleeps there
+    if instance.phase in (Phase.LAUNCHING, Phase.WAKING) or (gone and instance.phase is Phase.FALLING_ASLEEP):
         lifecycle.stop_now(ctx, instance.id, reason, _CAUSE)
     elif instance.phase in (Phase.AWAKE, Phase.ASLEEP) and ctx.state.store_ok and _is_free(ctx, instance):
         wish = ctx.state.wishes.get(instance.id)

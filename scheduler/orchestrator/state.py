@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.domain.claims import Footprint
-from scheduler.domain.device import DeviceInfo, DeviceSample, Health, HostSample
+from scheduler.domain.device import MEASURED, DeviceInfo, DeviceSample, HostSample
 from scheduler.domain.ids import ActionId, CauseId, DeviceId, InstanceId, LaunchId, LeaseId, ModelName, MoveId, holder_of
 from scheduler.domain.instance import Goal, Instance
 from scheduler.domain.learned import Learned, combine
@@ -20,7 +20,6 @@ from scheduler.planner.turns import Demand, Fairness
 #: How long a forced drain waits for the relay to write its error events before the engine is touched.
 FORCE_GRACE_S = 2.0
 HOST_MARGIN_BYTES = 2 * GIB  # of available host memory, never given to a copy
-_MEASURED = frozenset({Health.OK, Health.DRAINING})
 STALE_PERIODS = 3  # a sample older than this many sampling periods is no evidence
 
 
@@ -212,7 +211,7 @@ class State:
     def fresh_sample(self, device: DeviceId) -> DeviceSample | None:
         """The last sample, unless it is too old to be evidence."""
         sample = self.samples.get(device)
-        if sample is None or sample.health not in _MEASURED:
+        if sample is None or sample.health not in MEASURED:
             return None
         return sample if self.now_s - sample.started_at_s <= STALE_PERIODS * self.policy.sample_period_s else None
 

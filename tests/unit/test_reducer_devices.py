@@ -234,3 +234,27 @@ def test_an_operator_may_put_to_sleep_on_a_device_of_one_process_and_the_next_on
     world.ask("b")
     world.settle()
     assert (world.phase("a"), world.phase("b"), world.ends("b")) == ("stopped", "awake", ["ok"])
+
+
+# --- what nobody measured ---------------------------------------------------------------------------------------
+
+
+def test_a_sleep_is_not_believed_while_the_driver_tells_nothing() -> None:
+    world = in_phase("falling_asleep", count=1)
+    world.ail("gpu0", Health.DRIVER_MISMATCH)
+    world.run(60)
+    assert world.phase("a") == "falling_asleep"
+    assert world.state.facts_of(ModelName("a")).learned.residue_bytes == {}
+    world.ail("gpu0", Health.OK)
+    world.settle()
+    assert world.phase("a") == "asleep"
+    assert min(world.state.facts_of(ModelName("a")).learned.residue_bytes[1]) > 0
+
+
+def test_a_sleep_on_a_device_that_vanished_teaches_nothing_and_ends() -> None:
+    world = in_phase("falling_asleep", count=1)
+    world.vanish("gpu0")
+    world.settle()
+    assert world.phase("a") == "stopped"
+    learned = world.state.facts_of(ModelName("a")).learned
+    assert (learned.residue_bytes, learned.denied_levels) == ({}, ())
