@@ -145,6 +145,7 @@ def leave(ctx: Context, iid: InstanceId, reason: Reason) -> None:
     timeout = _patience(footprint.leave_seconds(level), policy.sleep_timeout_s)
     ctx.state.instances[iid] = replace(instance, claim=replace(instance.claim, host_bytes=host))
     live = ctx.state.live_of(iid)
+    live.new_copy_bytes = host - instance.claim.host_bytes
     live.returned_at_s = live.returned_level = None
     event = Drained(at_s=ctx.now_s, reason=reason, deadline_s=ctx.now_s + timeout + policy.sleep_settle_s)
     seq = ctx.transition(iid, event, intent=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from scheduler.domain.claims import Footprint
 from scheduler.domain.device import MEASURED, DeviceInfo, DeviceSample, HostSample
 from scheduler.domain.ids import ActionId, CauseId, DeviceId, InstanceId, LaunchId, LeaseId, ModelName, MoveId, holder_of
-from scheduler.domain.instance import Goal, Instance
+from scheduler.domain.instance import Goal, Instance, Phase
 from scheduler.domain.learned import Learned, combine
 from scheduler.domain.lease import Hold, Lease
 from scheduler.domain.model import ModelSpec
@@ -70,6 +70,7 @@ class Live:
     held_bytes: int = 0  # on the fullest device, seen last while it was awake; 0 = nobody has looked since it woke
     kv_bytes: int = 0  # of the present run, per device
     learned_run: bool = False
+    new_copy_bytes: int = 0  # of host memory, that the last sleep added to its claim
     host_awake_bytes: int | None = None  # host memory of its processes before it fell asleep
     first_residue_bytes: int | None = None  # of the first sleep of this run
     cycles: int = 0  # sleeps of this run
@@ -231,7 +232,14 @@ class State:
     def host_room(self) -> int:
         """Bytes of host memory that copies may still claim: by the ledger, and by what the machine has left."""
         room = self.host_limit_bytes - self.host_claimed()
-        return room if self.host is None else min(room, self.host.available_bytes - HOST_MARGIN_BYTES)
+        return room if self.host is None else min(room, self.host.available_bytes - self._copies_under_way() - HOST_MARGIN_BYTES)
+
+    def _copies_under_way(self) -> int:
+        """Bytes of copies that are being made, or were made since host memory was measured: nobody else has them to take."""
+        since_s = self.host.started_at_s if self.host is not None else float("-inf")
+        sleeps = ((i, i.before if i.phase is Phase.UNKNOWN else i.phase) for i in self.instances.values())
+        new = (i for i, phase in sleeps if phase is Phase.FALLING_ASLEEP or (phase is Phase.ASLEEP and i.since_s > since_s))
+        return sum(self.live_of(i.id).new_copy_bytes for i in new)
 
     def measured_of(self, instance: InstanceId) -> dict[DeviceId, int]:
         """Last measured bytes of an instance per device."""

@@ -140,6 +140,20 @@ def test_what_the_machine_has_left_counts_too() -> None:
     assert "its copy needs 30.0 GiB of host memory, 30.0 GiB of 64.0 GiB are held, and only 12.0 GiB are available" in drained.reason.text
 
 
+def test_of_two_that_leave_at_once_the_second_does_not_count_on_memory_that_the_first_is_about_to_take() -> None:
+    """The ledger has room for six, the machine for one, and the first copy is not to be seen yet."""
+    slow = replace(THIRTY, sleep_s=5.0)
+    world = Plain({"gpu0": 24, "gpu1": 24}, host_limit_bytes=200 * GIB, a=slow, b=slow)
+    world.around.host_bytes = 50 * GIB
+    serve(world, "ab")
+    for model in "ab":
+        world.order("sleep", model)
+    world.settle()
+    assert (world.phase("a"), world.phase("b")) == ("asleep", "stopped")
+    assert world.state.host is not None
+    assert world.state.host.available_bytes > 0
+
+
 def test_copies_that_were_measured_above_the_limit_shed_one_sleeper_and_not_more() -> None:
     """All three left at once, each with room by its estimate."""
     world = Plain({"gpu0": 24, "gpu1": 24, "gpu2": 24}, host_limit_bytes=LIMIT, behaviours=dict.fromkeys("abc", THIRTY))
