@@ -67,6 +67,7 @@ class Relay:
         await exchange.open()
         self._metrics.overhead(self._clock.monotonic() + offset_s)
         head = await answer.patiently(exchange.head, _working)
+        lease.grant.heard()
         if head.status == 200 and media_type(head.headers) == "text/event-stream":
             return await self._stream(job, lease, answer, exchange, head)
         return await self._whole(job, lease, answer, exchange, head)
@@ -76,6 +77,7 @@ class Relay:
         ttft_s: float | None = None
         try:
             while data := await answer.patiently(exchange.read, _working):
+                lease.grant.heard()
                 passed = gate.feed(data)
                 if passed:
                     tail.add(passed)
@@ -121,6 +123,7 @@ class Relay:
         parts: list[bytes] = []
         size = 0
         while data := await answer.patiently(exchange.read, _working):
+            lease.grant.heard()
             parts.append(data)
             size += len(data)
             if size > self._settings.answer_buffer_bytes:
@@ -156,6 +159,7 @@ class Relay:
             await answer.write(part)
         parts.clear()
         while data := await exchange.read():
+            lease.grant.heard()
             tail.add(data)
             await answer.write(data)
         outcome = _outcome(head.status)

@@ -34,6 +34,7 @@ from scheduler.orchestrator.effects import (
 from scheduler.orchestrator.events import EngineExited, Happening
 from scheduler.orchestrator.executor import Executor
 from scheduler.orchestrator.parts import Parts
+from scheduler.orchestrator.silence import Pulses
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.supervisor import Supervisor, reason_of
 from scheduler.ports.engine import Attaches, LaunchPlan
@@ -42,7 +43,12 @@ log = logging.getLogger(__name__)
 
 
 class Desk(Protocol):
-    """Where answers to waiting people go."""
+    """Where answers to waiting people go, and where is known which engines give none."""
+
+    @property
+    def pulses(self) -> Pulses:
+        """When engines were last heard of."""
+        ...
 
     def granted(self, effect: GrantLease, supervisor: Supervisor) -> None:
         """A lease."""
@@ -85,7 +91,7 @@ class Applier:
         """The supervisor of an instance, made when first asked for."""
         found = self.supervisors.get(instance)
         if found is None:
-            found = self.supervisors[instance] = Supervisor(instance, self._parts, self._post, self._backlog.trouble)
+            found = self.supervisors[instance] = Supervisor(instance, self._parts, self._post, self._backlog.trouble, self._desk.pulses)
         return found
 
     async def close(self) -> None:

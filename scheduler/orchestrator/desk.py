@@ -4,6 +4,7 @@ import asyncio
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from scheduler.domain.errors import HotseatError, NotFound, Temporary
 from scheduler.domain.ids import CauseId, DeviceId, HoldId, LeaseId, ModelName
@@ -13,11 +14,13 @@ from scheduler.orchestrator.effects import CutLeases, FinishAction, GrantLease, 
 from scheduler.orchestrator.estimates import eta_seconds
 from scheduler.orchestrator.events import Happening, HoldCancelled, LeaseReleased, LeaseRequested
 from scheduler.orchestrator.readiness import Grant, Listed, Standing, Ticket, Usage, Want
+from scheduler.orchestrator.silence import Pulses
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.supervisor import Supervisor
 from scheduler.orchestrator.usage import UsageBook
 from scheduler.ports.clock import Clock
 
+_ANSWERED = frozenset({Outcome.OK, Outcome.ENGINE_ERROR})
 _CUT_SHORT = frozenset({Outcome.ABORTED, Outcome.ENGINE_LOST})
 
 
@@ -79,6 +82,7 @@ class ReadinessDesk:
         self._names: dict[str, ModelName] = {}
         self._names_of: dict[ModelName, ModelSpec] | None = None
         self.usage = UsageBook(clock)
+        self.pulses = Pulses(clock)
         self.closing = False
         self._since = int(clock.wall())
 
@@ -129,6 +133,7 @@ class ReadinessDesk:
             return
         if cause is not None and outcome in _CUT_SHORT:  # what ends by itself meanwhile is whole
             self.listeners.cut(cause, 1)
+        self.pulses.leave(found.instance, answered=outcome in _ANSWERED)
         self.usage.add(found, outcome, usage)
         self.post(LeaseReleased(at_s=self._clock.monotonic(), lease=lease, outcome=outcome))
 
@@ -152,6 +157,7 @@ class ReadinessDesk:
         """Hand out a lease, or give it back when its caller is gone."""
         lease = effect.lease
         self._leases[lease.id] = lease
+        self.pulses.enter(lease.instance)
         ticket = self._tickets.pop(effect.hold, None)
         if ticket is None or ticket.answer.done():
             self.release(lease.id, Outcome.CLIENT_GONE, None)
@@ -168,6 +174,7 @@ class ReadinessDesk:
                 waited_s=lease.waited_s,
                 woke=lease.woke,
                 cut=cut,
+                heard=partial(self.pulses.hear, lease.instance),
             )
         )
 

@@ -1,6 +1,7 @@
 """The seam between the data plane and the scheduler: hold, lease, release, usage. Nothing else crosses it."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,9 +22,16 @@ class Want:
     second_try: bool = False  # the first lease's engine died before its first byte
 
 
+def _unheard() -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A lease and where to send the request. When ``cut`` is set the request must end now, with an error event."""
+    """A lease and where to send the request. When ``cut`` is set the request must end now, with an error event.
+
+    ``heard`` is to be called whenever something came from the engine: from one that says nothing, requests are taken away.
+    """
 
     lease: LeaseId
     instance: InstanceId
@@ -33,6 +41,7 @@ class Grant:
     waited_s: float
     woke: bool
     cut: asyncio.Event | None = None
+    heard: Callable[[], None] = _unheard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from scheduler.orchestrator.events import (
 )
 from scheduler.orchestrator.looks import Looks
 from scheduler.orchestrator.parts import Parts
+from scheduler.orchestrator.silence import SILENT_S, Pulses, answers_nothing, mute
 from scheduler.ports.engine import Answer, Attaches, CanSleep, CountsRequests, Endpoint, Engine, Probe, WarmsUp
 from scheduler.ports.launcher import ExitInfo, Gate, ProcessHandle, SpawnRequest
 from scheduler.store.instances import set_launch_process
@@ -68,11 +69,13 @@ class Supervisor:
         parts: Parts,
         post: Callable[[Happening], None],
         store_failed: Callable[[Exception], None] = lambda _error: None,
+        pulses: Pulses | None = None,
     ) -> None:
         self.instance = instance
         self._parts = parts
         self._post = post
         self._store_failed = store_failed
+        self._pulses = pulses or Pulses(parts.clock)
         self._scope = TaskScope(f"supervisor:{instance}")
         self._doing: asyncio.Task[Any] | None = None
         self._watch: asyncio.Task[Any] | None = None
@@ -497,6 +500,19 @@ class Supervisor:
             if late != slow or asked:
                 slow = late
                 self._post(EngineSlow(at_s=self._now(), instance=self.instance, launch=launch, slow=slow))
+            if found.answer is Answer.READY and await self._is_mute():
+                self._tell_exit(launch, mute(self._pulses.silent_s(self.instance)))
+                return
+
+    async def _is_mute(self) -> bool:
+        """Whether an engine that looks healthy says nothing to anybody; one that answers us is heard of."""
+        if self._pulses.silent_s(self.instance) < SILENT_S:
+            return False
+        nothing = await self._looks.attempt(answers_nothing(self._engine, self.endpoint(), self._scope))
+        if nothing and self._pulses.silent_s(self.instance) >= SILENT_S:
+            return True
+        self._pulses.hear(self.instance)
+        return False
 
     async def _wait_for_round(self) -> bool:
         try:

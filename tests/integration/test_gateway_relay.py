@@ -84,6 +84,38 @@ async def test_each_chunk_is_passed_on_before_the_next_is_made() -> None:
     assert desk.settled()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_whatever_comes_from_an_engine_is_a_sign_of_life(stream: bool) -> None:
+    """Each piece of a stream, and each piece of an answer that is kept back until it is whole."""
+
+    async def respond(request: web.Request, chat: ChatEngine) -> web.StreamResponse:
+        response = await begin_stream(request) if stream else web.StreamResponse(headers={"Content-Type": "application/json"})
+        if not stream:
+            await response.prepare(request)
+        for number in range(5):
+            await response.write(chunk("m", str(number)) if stream else b" ")
+            await chat.go_on.wait()
+            chat.go_on.clear()
+        await response.write(b"data: [DONE]\n\n" if stream else b"{}")
+        return response
+
+    desk = new_desk()
+    async with engine(respond) as (chat, engine_url), gateway(desk) as url:
+        desk.add("m", engine_url)
+        client = await RawClient.connect(url)
+        client.post(CHAT, body_of("m", stream=stream))
+        before = 0
+        for _ in range(5):
+            async with asyncio.timeout(10):
+                while desk.heard <= before:
+                    await asyncio.sleep(0)
+            before = desk.heard
+            chat.go_on.set()
+        await client.head()
+        await client.close()
+    assert before >= 5
+
+
 async def test_a_large_body_does_not_live_as_long_as_its_stream() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

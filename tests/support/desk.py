@@ -98,6 +98,7 @@ class Desk:
         self.tickets: list[DeskTicket] = []
         self.released: list[Released] = []
         self.keep_records = True
+        self.heard = 0  # how often something came from an engine
 
     # --- set-up ---------------------------------------------------------------------------------------------------
 
@@ -213,6 +214,9 @@ class Desk:
             self.released.append(Released(lease, outcome, usage))
         self.changed()
 
+    def _hear(self) -> None:
+        self.heard += 1
+
     def _grant(self, model: Model, want: Want, *, woke: bool) -> Grant:
         self._next_lease += 1
         grant = Grant(
@@ -224,6 +228,7 @@ class Desk:
             waited_s=self.clock.monotonic() - want.arrived_s,
             woke=woke,
             cut=asyncio.Event(),
+            heard=self._hear,
         )
         self._open[grant.lease] = grant
         return grant

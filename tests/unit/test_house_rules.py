@@ -28,6 +28,7 @@ SHELL_OF_ORCHESTRATOR = {
     "recovery",
     "rows",
     "sampling",
+    "silence",
     "supervisor",
     "usage",
 }
