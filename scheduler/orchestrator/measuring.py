@@ -59,7 +59,8 @@ def _asleep(ctx: Context, instance: Instance, level: int, bytes_now: Mapping[Dev
     live.unanswered_sleeps = 0
     ctx.state.vacated_s |= dict.fromkeys(instance.devices, ctx.now_s)
     kept = max(bytes_now.values(), default=0)
-    teach(ctx, instance, lambda learned: learned.with_sleep(level, took if live.timed else None, kept))
+    if kept or not live.held_bytes:  # who lives holds a context at least: nothing at all is what the dead keep
+        teach(ctx, instance, lambda learned: learned.with_sleep(level, took if live.timed else None, kept))
     _note_cycle(ctx, instance, kept)
     claim = Claim({d: residue_of(ctx.state, instance, level) for d in instance.devices}, instance.claim.host_bytes).at_least(bytes_now)
     ctx.transition(instance.id, SleepConfirmed(at_s=ctx.now_s, level=level, claim=claim))

@@ -86,6 +86,13 @@ def test_sleep_that_frees_nothing_is_ended_and_never_tried_again() -> None:
     assert world.path("a").endswith("awake draining stopping stopped")
 
 
+def test_a_sleeper_that_holds_nothing_at_all_teaches_nothing() -> None:
+    """Its worker has died, and nobody has noticed yet: with a residue of nothing, every later sleep would be ineffective."""
+    world = pair(residue_bytes={1: 0})
+    world.settle()
+    assert (world.phase("a"), world.state.facts_of(ModelName("a")).learned.residue_bytes) == ("asleep", {})
+
+
 @pytest.mark.parametrize(("kept", "end"), [(130 * MIB, "asleep"), (500 * MIB, "asleep"), (700 * MIB, "stopped")])
 def test_a_little_more_than_last_time_is_no_ineffective_sleep(kept: int, end: str) -> None:
     """The first sleep left 100 MiB of 16 GiB; 3 % of what it holds awake are tolerated beyond that."""
