@@ -121,12 +121,10 @@ class FakeVllm(ControlDesk):
         if cards is None or size == cards.held or self.life.stage is Stage.ENDED:
             return
         before = cards.held
-        if not cards.take(size):
+        if not cards.take(size, self.knobs.behaviour.free_lag_s):
             words = vllm_words.out_of_memory(size - before, cards.world.capacity(cards.uuids[0]), cards.room() - before)
             self.life.end(Ended(exit_code=1, code=Code.DEVICE_OOM, text=words))
             self.changed()
-        elif size < before and self.knobs.behaviour.free_lag_s:
-            cards.linger(before - size, self.knobs.behaviour.free_lag_s)
 
     def on_term(self) -> None:
         """Drain as long as it was told; then what is under way is aborted, and it ends."""
@@ -179,9 +177,7 @@ class FakeVllm(ControlDesk):
         if self.knobs.workers_outlive and self.life.ended is not None and self.life.ended.signal is not None:
             return
         if self._cards is not None:
-            if self.knobs.behaviour.free_lag_s:
-                self._cards.linger(self._cards.held, self.knobs.behaviour.free_lag_s)
-            self._cards.release()
+            self._cards.release(self.knobs.behaviour.free_lag_s)
         for pid in self._workers:
             try:
                 os.kill(pid, signal.SIGKILL)

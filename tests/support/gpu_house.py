@@ -111,7 +111,7 @@ async def gpu_house(
             await daemon.stop()
         assert daemon.engine_processes() == set()
         assert world.oom_log() == []
-        assert daemon.overfull() == []
+        assert not (full := daemon.overfull()), full
     except BaseException:
         sys.stderr.write(f"--- the daemon's own words\n{daemon.output()}\n")
         raise

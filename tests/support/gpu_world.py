@@ -179,8 +179,10 @@ class GpuWorld:
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
-    def allocate(self, pid: int, wanted: Mapping[str, int], *, kinds: str = "C") -> dict[str, int]:
+    def allocate(self, pid: int, wanted: Mapping[str, int], *, kinds: str = "C", lag_s: float = 0.0) -> dict[str, int]:
         """From now on the process holds exactly this, by uuid; nothing changes when it does not fit somewhere.
+
+        What it gives back stays taken for ``lag_s`` seconds.
 
         Returns the bytes that were missing, per uuid; empty = done. A refusal is one line in the log. Raises ValueError
         for a device that is not in this world, and for bytes below zero.
@@ -197,13 +199,15 @@ class GpuWorld:
                     missing[uuid] = held - free
                     self._log(pid, uuid, held, free)
             if not missing:
+                self._keep(pid, wanted, lag_s)
                 self._replace(f"procs/{pid}", "".join(f"{uuid} {held} {kinds}\n" for uuid, held in wanted.items() if held))
                 self._note_peak()
             return missing
 
-    def release(self, pid: int) -> None:
-        """The process holds nothing any more."""
+    def release(self, pid: int, *, lag_s: float = 0.0) -> None:
+        """The process holds nothing any more; what it held stays taken for ``lag_s`` seconds."""
         with self._locked():
+            self._keep(pid, {}, lag_s)
             try:
                 os.unlink(self._path(f"procs/{pid}"))
             except FileNotFoundError:
@@ -251,6 +255,12 @@ class GpuWorld:
             default = f"GPU-fake-{place}" if words[0] == "gpu" else f"MIG-fake-{place.replace('.', '-')}"
             found[facts.get("uuid", default)] = {**facts, "place": place}
         return found
+
+    def _keep(self, pid: int, wanted: Mapping[str, int], lag_s: float) -> None:
+        """What a process gives back lingers, without a moment in which it counts twice or not at all."""
+        for uuid, held in _sums(self._read(f"procs/{pid}")).items() if lag_s else ():
+            if held > wanted.get(uuid, 0):
+                self._replace(f"linger/{pid}-{uuid}", f"{uuid} {held - wanted.get(uuid, 0)} {time.monotonic() + lag_s:.6f}\n")
 
     @staticmethod
     def _room(facts: Mapping[str, str]) -> int:

@@ -103,11 +103,11 @@ class Cards:
         self.world, self.uuids, self.pids = world, tuple(uuids), tuple(pids)
         self.held = 0
 
-    def take(self, size: int) -> bool:
-        """All of them or none: what some got is given back when one is refused."""
+    def take(self, size: int, lag_s: float = 0.0) -> bool:
+        """All of them or none: what some got is given back when one is refused. ``lag_s``: less than before is seen so much later."""
         before = self.held
         for n, (pid, uuid) in enumerate(zip(self.pids, self.uuids, strict=True)):
-            if self.world.allocate(pid, {uuid: size}):
+            if self.world.allocate(pid, {uuid: size}, lag_s=lag_s):
                 for earlier in range(n):
                     self.world.allocate(self.pids[earlier], {self.uuids[earlier]: before})
                 return False
@@ -127,13 +127,8 @@ class Cards:
         """The most that others use."""
         return max(self.world.used(uuid) for uuid in self.uuids) - self.held
 
-    def linger(self, size: int, seconds: float) -> None:
-        """Bytes given back are seen free only later."""
-        for pid, uuid in zip(self.pids, self.uuids, strict=True):
-            self.world.linger(str(pid), uuid, size, seconds)
-
-    def release(self) -> None:
+    def release(self, lag_s: float = 0.0) -> None:
         """Nothing is held any more."""
         for pid in self.pids:
-            self.world.release(pid)
+            self.world.release(pid, lag_s=lag_s)
         self.held = 0
