@@ -14,6 +14,7 @@ from scheduler.domain.units import GIB
 from tests.support import gpu_world
 from tests.support.gpu_house import GpuHouse, cards, gpu_house, vllm
 from tests.support.gpu_world import GpuWorld, gpu, mig, proc
+from tests.support.house import until
 
 #: The world's lock may be held by a process that is kept off the CPU.
 pytestmark = pytest.mark.may_block
@@ -197,7 +198,8 @@ async def test_somebody_takes_the_memory_between_decision_and_start(world: GpuWo
         assert len(daemon.launches("a")) == 1, "not tried again where it cannot succeed"
         world.release(foreigner)
         assert (await asking)[0] == 200
-        assert [(row["result"], row["end_reason"]) for row in daemon.launches("a")] == [("failed", "device_oom"), ("ready", "none")]
+        ends = [("failed", "device_oom"), ("ready", "none")]
+        await until(lambda: [(row["result"], row["end_reason"]) for row in daemon.launches("a")] == ends)
 
 
 async def test_a_process_that_grows_puts_an_idle_model_away_and_is_left_alone(world: GpuWorld, tmp_path: Path, foreigner: int) -> None:

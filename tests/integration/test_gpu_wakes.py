@@ -12,6 +12,7 @@ from scheduler.domain.units import GIB
 from tests.support.fake_adapter import requests_seen
 from tests.support.gpu_house import GpuHouse, cards, gpu_house, vllm
 from tests.support.gpu_world import GpuWorld, proc
+from tests.support.house import until
 
 #: The world's lock may be held by a process that is kept off the CPU.
 pytestmark = pytest.mark.may_block
@@ -97,7 +98,8 @@ async def test_garbage_after_level_2_is_never_served(world: GpuWorld, tmp_path: 
         status, text = await daemon.chat("a")
         assert (status, "!" in json.loads(text)["choices"][0]["message"]["content"]) == (200, False)
         assert await daemon.pid("a") != pid
-        assert [(row["result"], row["end_reason"]) for row in daemon.launches("a")] == [("lost", "output_wrong"), ("ready", "none")]
+        ends = [("lost", "output_wrong"), ("ready", "none")]
+        await until(lambda: [(row["result"], row["end_reason"]) for row in daemon.launches("a")] == ends)
         assert "output_wrong: after its wake it answers" in (await daemon.cli("story", "a"))[1]
         assert await refusal(daemon, 2) == "sleep_unsupported"
         pid = await put_to_sleep(daemon, "a", level=1)
