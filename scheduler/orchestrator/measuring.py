@@ -129,10 +129,12 @@ def _gone(ctx: Context, instance: Instance) -> None:
 
 
 def _was_robbed(ctx: Context, instance: Instance) -> bool:
-    """Whether others use now what it claimed: its start failed for them, and says nothing about its own size."""
+    """Whether others use now what it was started for: its start failed for them, and says nothing about its own size."""
+    planned = ctx.state.facts_of(instance.model).footprint.launch_bytes()  # its claim may have risen to what it was seen to take
     for device in instance.devices:
         info, sample = ctx.state.devices.get(device), ctx.state.samples.get(device)
-        if info is not None and sample is not None and ctx.state.claimed_on(device) + sample.foreign_bytes > info.usable_bytes:
+        others = ctx.state.claimed_on(device) - instance.claim.on(device)
+        if info is not None and sample is not None and others + planned + sample.foreign_bytes > info.usable_bytes:
             return True
     return False
 
