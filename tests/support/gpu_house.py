@@ -66,8 +66,9 @@ class GpuHouse(House):
     def __init__(
         self, folder: Path, world: GpuWorld, models: Mapping[str, Mapping[str, Any]], *, library: bool = True, **settings: Any
     ) -> None:
+        section = settings.pop("devices", {"headroom": "0%"})
         super().__init__(folder, models, {}, **{"engines": {"vllm": {"command": list(COMMAND)}}, **settings})
-        self.settings = {"devices": {"headroom": "0%"}, "host": {"sleep_memory": "512GiB"}, **self.settings}
+        self.settings = {"devices": section, "host": {"sleep_memory": "512GiB"}, **self.settings}
         self.program = ("-m", "tests.support.roomy_daemon")
         self.world = world
         self.library = library  # False = no driver is installed
