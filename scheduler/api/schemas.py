@@ -278,6 +278,21 @@ class Memory(Schema):
     residue_bytes: dict[int, int] = {}
 
 
+class Sleep(Schema):
+    """How the model sleeps on devices of its kind. ``levels`` may be tried; ``denied_levels`` its engine has, but they did not work.
+
+    The maps are by level, from measurements: ``host_bytes`` of a sleeper's copy, and seconds from awake to asleep and back.
+    ``version`` is the engine's when these were learned; another one is tried anew.
+    """
+
+    levels: list[int] = []
+    denied_levels: list[int] = []
+    version: str | None = None
+    host_bytes: dict[int, int] = {}
+    sleep_s: dict[int, float] = {}
+    wake_s: dict[int, float] = {}
+
+
 class Start(Schema):
     """One launch. ``result``: running (no end yet), ready (served), failed, stopped or lost; ``exit`` in words."""
 
@@ -296,6 +311,7 @@ class ModelDetail(ModelStatus):
     description: str = ""
     unlisted: bool = False
     memory: Memory = Memory()
+    sleep: Sleep = Sleep()
     starts: list[Start] = []
     log_line: str | None = None
 

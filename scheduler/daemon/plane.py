@@ -14,6 +14,7 @@ from scheduler.api.schemas import (
     Memory,
     ModelDetail,
     Ready,
+    Sleep,
     Start,
     Status,
     StoryEntry,
@@ -102,6 +103,7 @@ class DaemonPlane:
             description=spec.description,
             unlisted=spec.unlisted,
             memory=self._memory(model),
+            sleep=self._sleep(model),
             starts=[_start(record, end) for record, end in launches],
             log_line=self._log_line(model, launches) or None,
         )
@@ -125,6 +127,18 @@ class DaemonPlane:
             estimated_bytes=facts.guess.awake_bytes,
             start_peak_bytes=footprint.start_peak_bytes or None,
             residue_bytes={level: max(runs) for level, runs in facts.learned.residue_bytes.items()},
+        )
+
+    def _sleep(self, model: ModelName) -> Sleep:
+        facts = self._state.facts_of(model)
+        usable, learned = facts.usable_levels(), facts.learned
+        return Sleep(
+            levels=list(usable),
+            denied_levels=[level for level in facts.levels if level not in usable],
+            version=learned.version or None,
+            host_bytes={level: max(runs) for level, runs in learned.host_bytes.items()},
+            sleep_s={level: round(max(runs), 3) for level, runs in learned.sleep_s.items() if runs},
+            wake_s={level: round(max(runs), 3) for level, runs in learned.wake_s.items() if runs},
         )
 
     def _log_line(self, model: ModelName, launches: Sequence[tuple[LaunchRecord, LaunchEnd | None]]) -> str:

@@ -181,6 +181,9 @@ async def sleeps_in_name_only(daemon: House) -> None:
     assert (await daemon.chat("liar"))[0] == 200
     refused = await daemon.act("sleep", "liar")
     assert (refused["state"], refused["error"]["code"]) == ("failed", "sleep_unsupported")
+    known = (await daemon.get("/control/v1/models/liar"))["sleep"]
+    assert (known["levels"], known["denied_levels"]) == ([], [1]), "what is not used any more is said for as long as it holds"
+    assert "level 1 not used" in (await daemon.cli("models", "show", "liar"))[1]
 
 
 @pytest.mark.timeout(120)

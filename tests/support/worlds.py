@@ -13,6 +13,7 @@ from scheduler.api.schemas import (
     ModelDetail,
     ModelStatus,
     Plan,
+    Sleep,
     Start,
     Status,
     Step,
@@ -265,5 +266,6 @@ def awake_card() -> ModelDetail:
             start_peak_bytes=int(1.1 * GIB),
             residue_bytes={1: GIB // 3},
         ),
+        sleep=Sleep(levels=[1], denied_levels=[2], version="0.33.0", host_bytes={1: 2 * GIB}, sleep_s={1: 0.6}, wake_s={1: 1.2}),
         starts=[Start(launch=3, at=T0 - 4000, duration_s=2.4, result="ready")],
     )

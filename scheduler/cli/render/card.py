@@ -13,7 +13,7 @@ MAX_STARTS = 5
 def render_card(model: Json, view: View) -> list[str]:
     """The card: state and attempts, where it is configured, why, fix, memory, starts, the decisive log line, what to do next."""
     lines = _headline(model, view)
-    for label, text in (*_identity(model), *_why(model, view), *_memory(model), *_use(model, view)):
+    for label, text in (*_identity(model), *_why(model, view), *_memory(model), *_sleep(model), *_use(model, view)):
         lines += _row(label, text, view)
     lines += _starts(model, view)
     if model.get("log_line"):
@@ -88,6 +88,27 @@ def _memory(model: Json) -> Iterable[tuple[str, str]]:
         used = f", uses {size(model['used_bytes'])}" if model.get("used_bytes") is not None else ""
         parts.append(f"claims {size(model['claimed_bytes'])} now{used}")
     yield "memory", "; ".join(parts)
+
+
+def _sleep(model: Json) -> Iterable[tuple[str, str]]:
+    known = model.get("sleep") or {}
+    levels, denied = known.get("levels") or [], known.get("denied_levels") or []
+    parts = [_level(known, level) for level in sorted(levels)]
+    if denied:
+        version = f" of version {clean(known['version'])}" if known.get("version") else ""
+        which = f"level{'' if len(denied) == 1 else 's'} {' and '.join(map(str, sorted(denied)))}"
+        parts.append(f"{which} not used: did not work with the engine{version} and these flags (hotseat story {clean(model['name'])})")
+    if parts:
+        yield "sleep", "; ".join(parts)
+
+
+def _level(known: Json, level: int) -> str:
+    """A sleep level, with what was measured of it. The keys of a map are texts in JSON."""
+    host, enter, leave = ((known.get(key) or {}).get(str(level)) for key in ("host_bytes", "sleep_s", "wake_s"))
+    told = [f"asleep in {duration(enter)}"] if enter is not None else []
+    told += [f"awake in {duration(leave)}"] if leave is not None else []
+    told += [f"{size(host)} of host memory"] if host else []
+    return f"level {level}" + (f" ({', '.join(told)})" if told else "")
 
 
 def _use(model: Json, view: View) -> Iterable[tuple[str, str]]:
