@@ -190,7 +190,8 @@ class ActionBook:
 
     def _progress(self, entry: _Entry, now: Instance) -> Progress:
         elapsed = self._clock.monotonic() - entry.created_s
-        reason = self._state.hold_reasons.get(entry.model)
+        waits = bool(self._state.holds_of(entry.model))  # a reason outlives the hold it was for
+        reason = self._state.hold_reasons.get(entry.model) if waits else None
         text = reason.text if reason is not None and now.phase is not Phase.AWAKE else ""
         hold = next((h for h in self._state.holds_of(entry.model) if h.action == entry.id), None)
         eta_s = eta_seconds(self._state, hold) if hold is not None else None

@@ -74,6 +74,8 @@ async def test_cutting_a_stream_short_is_for_those_who_say_now(tmp_path: Path) -
         await daemon.until_model("a", lambda a: a["active"] == 1)
         waiting = asyncio.create_task(daemon.cli("stop", "a"))
         await daemon.until("a", "draining")
+        progress = (await daemon.get("/control/v1/actions/a1"))["progress"]
+        assert (progress["phase"], progress["text"]) == ("draining", ""), "why the request had to wait is not why this one waits"
         assert ", 1 request cut short; undo: " in await said(daemon, "stop a --now")
         assert "cut short" not in "".join(str(part) for part in await waiting)
         status, text = await streaming
