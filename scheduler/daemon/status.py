@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from scheduler.api.schemas import (
@@ -29,6 +30,7 @@ from scheduler.domain.reasons import NO_REASON, Code, Reason
 from scheduler.orchestrator.estimates import eta_seconds
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.supervisor import Supervisor
+from scheduler.orchestrator.unfit import never_fits
 
 _BROKEN = frozenset({Phase.BACKOFF, Phase.FAILED})
 
@@ -144,6 +146,8 @@ class StatusBuilder:
         waiting = bool(self._state.holds_of(spec.name)) and instance.phase is not Phase.AWAKE
         reason: Reason = self._state.hold_reasons.get(spec.name, NO_REASON) if waiting else instance.reason
         reason = instance.reason if reason.code in (Code.NONE, Code.WAITING_START) else reason
+        if instance.phase is Phase.STOPPED and spec.enabled and not waiting and (never := never_fits(self._state, spec.name)) is not None:
+            reason = replace(never, text=f"{never.text}; {never.fix}")
         return None if reason.code is Code.NONE else Why(code=reason.code.value, text=reason.text)
 
     def _eta(self, instance: Instance) -> float | None:

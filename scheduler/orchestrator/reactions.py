@@ -15,13 +15,13 @@ from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator import misplaced, moves
 from scheduler.orchestrator.context import Context
-from scheduler.orchestrator.devices import BLIND
 from scheduler.orchestrator.effects import FinishAction, GrantLease
 from scheduler.orchestrator.estimates import awake_seconds, is_measured, longest_seconds, queue_seconds, retry_after
 from scheduler.orchestrator.events import LeaseRequested
 from scheduler.orchestrator.hosting import FIX, loads_before, why_deeper
 from scheduler.orchestrator.standstill import Standstill
 from scheduler.orchestrator.state import Live
+from scheduler.orchestrator.unfit import never_fits, unreadable
 from scheduler.orchestrator.view import Scene, enter_seconds, lost_devices, picture, target
 from scheduler.planner.check import verify
 from scheduler.planner.evict import Fits, Never, NotNow, evict
@@ -334,9 +334,10 @@ def _react(ctx: Context, model: ModelName, still: Standstill) -> Fits | NotNow |
         return verdict
     if isinstance(verdict, Never) and misplaced.leave_small_device(ctx, model, _cause(ctx, model)):
         return verdict
-    if isinstance(verdict, Never) and (unread := _unreadable(ctx, model)) is not None:
+    if isinstance(verdict, Never) and (unread := unreadable(state, model)) is not None:
         verdict = NotNow(unread)
     if isinstance(verdict, Never):
+        verdict = Never(never_fits(state, model) or verdict.reason)
         for hold in state.holds_of(model):
             ctx.refuse(hold.id, Permanent(verdict.reason.text, code="does_not_fit", fix=verdict.reason.fix))
         state.hold_reasons[model] = verdict.reason
@@ -345,17 +346,6 @@ def _react(ctx: Context, model: ModelName, still: Standstill) -> Fits | NotNow |
     if verdict.retry_at_s is not None:
         state.blocked_until[model] = verdict.retry_at_s
     return verdict
-
-
-def _unreadable(ctx: Context, model: ModelName) -> Reason | None:
-    """Why nobody can say that it never fits: its devices cannot be listed at the moment."""
-    state = ctx.state
-    spec = state.models[model]
-    for kind in (spec.devices.kind,) if spec.devices.kind else state.facts_of(model).kinds:
-        found = state.degraded.get(f"{BLIND}:{kind}")
-        if found is not None:
-            return Reason(Code.WAITING_MEMORY, f"devices of kind {kind} cannot be listed: {found[0]}", found[1])
-    return None
 
 
 def _asked_by(holds: int) -> str:

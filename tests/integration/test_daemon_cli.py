@@ -148,6 +148,9 @@ async def test_a_start_that_fails_has_a_card(tmp_path: Path) -> None:
             assert hint in rows["fix"]
             assert f"hotseat restart {model}" in rows["next"]
         assert "does_not_fit: huge needs 9.0 GiB" in await said(daemon, "wake huge", code=7)
+        card = " ".join((await said(daemon, "status huge")).split())
+        assert "why does_not_fit: huge needs 9.0 GiB" in card, "nobody waits any more, and the card still says it"
+        assert "next change the configuration" in card
 
         for model in ("hungry", "talks"):
             await said(daemon, f"wake {model} --no-wait")

@@ -9,6 +9,7 @@ from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.model import DeviceWish
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
+from scheduler.orchestrator.unfit import never_fits
 from tests.support.behaviour import Behaviour
 from tests.support.plain import Plain
 from tests.support.world import device
@@ -211,7 +212,8 @@ def test_what_may_only_sit_on_a_device_that_is_no_seat_is_refused() -> None:
     (client,) = world.ask("a")
     assert client.end == "does_not_fit"
     assert client.error is not None
-    assert client.error.message == "a has no device it may run on"
+    text = "a has no device it may run on: gpu0 is no seat: devices.override says use: false"
+    assert client.error.message == text
 
 
 def test_a_device_of_one_process_holds_one_and_a_sleeper_is_one() -> None:
@@ -258,3 +260,40 @@ def test_a_sleep_on_a_device_that_vanished_teaches_nothing_and_ends() -> None:
     assert world.phase("a") == "stopped"
     learned = world.state.facts_of(ModelName("a")).learned
     assert (learned.residue_bytes, learned.denied_levels) == ({}, ())
+
+
+@pytest.mark.parametrize(
+    ("wish", "cause", "fix"),
+    [
+        (DeviceWish(ids=(DeviceId("gpu7"),)), "there is no gpu7; devices are: gpu0, gpu1", "correct devices.ids"),
+        (DeviceWish(kind="cpu"), "it wants the kind cpu; devices are: gpu0, gpu1", "declare it: devices: {declared: [{id: cpu0, "),
+        (DeviceWish(kind="nvidia"), "it wants the kind nvidia; devices are: gpu0, gpu1", "hotseat doctor"),
+        (
+            DeviceWish(min_memory_bytes=80 * GIB),
+            "it wants 80.0 GiB or more on each; gpu1, the largest, has 48.0 GiB",
+            "lower devices.memory",
+        ),
+        (DeviceWish(count=9), "it wants 9 equal devices at once; it may use 2: gpu0, gpu1", "lower devices.count"),
+        (
+            DeviceWish(count=2, ids=(DeviceId("gpu0"), DeviceId("gpu7"))),
+            "it wants 2 equal devices at once; it may use 1: gpu0; not there: gpu7",
+            "lower devices.count",
+        ),
+    ],
+    ids=["ids", "no budget", "no card", "memory", "count", "count and ids"],
+)
+def test_a_model_without_any_device_is_told_which_condition_leaves_none(wish: DeviceWish, cause: str, fix: str) -> None:
+    infos = [device("gpu0", 24, index=0), replace(device("gpu1", 48, index=1))]
+    infos = [replace(info, kind="rngd") for info in infos] if wish.kind == "nvidia" else [replace(info, kind="nvidia") for info in infos]
+    world = Plain({}, infos=infos, specs={"a": {"devices": wish}}, a=SMALL)
+    (client,) = world.ask("a")
+    assert client.error is not None
+    assert (client.end, client.error.message) == ("does_not_fit", f"a has no device it may run on: {cause}")
+    assert client.error.fix.startswith(fix)
+    assert never_fits(world.state, ModelName("a")) is not None
+
+
+def test_nothing_is_said_against_a_model_that_fits_once_others_have_left() -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=20 * GIB), b=Behaviour(awake_bytes=20 * GIB))
+    world.ask("b")
+    assert never_fits(world.state, ModelName("a")) is None

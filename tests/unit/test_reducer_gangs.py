@@ -145,9 +145,9 @@ def test_kv_cache_never_shrinks_below_one_request_and_the_refusal_has_the_number
     (client,) = world.ask("a")
     assert client.end == "does_not_fit"
     assert client.error is not None
-    text = "a needs 24.0 GiB; gpu0, the largest device it may use, can give 23.5 GiB of 24.0 GiB"
+    text = "a needs 24.0 GiB (8.0 GiB KV cache for one request of full length); gpu0, the largest device it may use, can give 23.5 GiB of 24.0 GiB"
     assert client.error.message == text
-    assert client.error.fix == "use a smaller context or quantisation, or a larger memory budget for the device"
+    assert client.error.fix == "use a shorter context, a smaller quantisation, or more cards (devices.count)"
 
 
 def test_neighbours_leave_rather_than_that_a_cache_is_cut_for_them() -> None:

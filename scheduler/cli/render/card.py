@@ -148,6 +148,8 @@ def next_command(model: Json) -> str:
     name, phase = clean(model["name"]), model.get("phase")
     if not model.get("enabled", True):
         return "set enabled: true in the configuration"
+    if (model.get("reason") or {}).get("code") == "does_not_fit":
+        return "change the configuration as said above, then restart the daemon"
     if phase in ("failed", "backoff"):
         return f"hotseat logs {name}, mend the cause, then hotseat restart {name}"
     if phase in ("launching", "unknown"):
