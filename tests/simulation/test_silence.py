@@ -32,7 +32,8 @@ def test_a_wedged_engine_is_ended_and_its_waiters_are_served_by_a_fresh_one(tmp_
         wedge(sim)
         begun = asyncio.get_running_loop().time()
         inside = [asyncio.create_task(sim.chat("a", tries=2)) for _ in range(3)]
-        assert await asyncio.gather(*inside) == ["ok"] * 3
+        async with asyncio.timeout(10 * SILENT_S):
+            assert await asyncio.gather(*inside) == ["ok"] * 3
         assert asyncio.get_running_loop().time() - begun >= SILENT_S
         assert sim.world.starts["a"] == 2  # type: ignore[index]
         [told] = [tell for tell in sim.told if tell.kind == "engine_failed"]
