@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from scheduler.domain.claims import even_claim
 from scheduler.domain.device import DeviceInfo, Health, Stranger
@@ -91,9 +91,10 @@ FIELDS = st.fixed_dictionaries(
 
 
 class Anything(RuleBasedStateMachine):
-    """One daemon's reducer over a plain world."""
+    """One daemon's reducer over a plain world, which raises when a request is granted by an engine that is not awake."""
 
     world: Plain
+    steps = 0  # of all examples
 
     @initialize(
         behaviours=st.fixed_dictionaries(dict.fromkeys(MODELS, BEHAVIOURS)),
@@ -284,6 +285,7 @@ class Anything(RuleBasedStateMachine):
     @invariant()
     def memory_is_never_exceeded(self) -> None:
         """Nobody takes what is not there (others that grow between two measurements, and guesses that are too low, excepted)."""
+        Anything.steps += 1
         if hasattr(self, "world") and not self.pressed:
             assert not self.world.overflows, self.world.overflows
 
@@ -311,3 +313,13 @@ def _wanted(instance: Instance) -> object:
 
 TestAnything = pytest.mark.timeout(7200 if DEEP else 120)(Anything.TestCase)
 TestAnything.settings = settings(max_examples=2000 if DEEP else 50, stateful_step_count=30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_steps() -> None:
+    """Every invariant after every event of each step, and no request to an engine that is not awake."""
+    Anything.steps = 0
+    run_state_machine_as_test(Anything, settings=settings(max_examples=360, stateful_step_count=30))
+    print(f"{Anything.steps} steps")
+    assert Anything.steps >= 10_000
