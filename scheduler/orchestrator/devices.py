@@ -41,7 +41,9 @@ def on_devices_changed(ctx: Context, event: DevicesChanged) -> None:
             for code in _CODES.values():  # whatever it complained about, it is gone
                 state.degraded.pop(f"{code}:{device}", None)
             miss(state, device, info)
-            ctx.tell("device_missing", device, f"{device} ({info.name}) is not there any more")
+            text = f"{device} ({info.name}) is not there any more"
+            ctx.tell("device_missing", device, text)
+            _lose_all(ctx, device, Reason(Code.DEVICE_LOST, text, "look at the kernel log (dmesg)"))
     for device, info in now.items():
         if device not in state.devices:
             ctx.tell("device_found", device, f"{device} ({info.name}) is there")
@@ -138,13 +140,19 @@ def leave_dead(ctx: Context) -> None:
     for instance in list(ctx.state.instances.values()):
         dead = [d for d in instance.devices if is_gone(ctx.state, d) and d in ctx.state.devices]
         if dead and may(instance, GroupLost):
-            _lose(ctx, instance, dead)
+            sample = ctx.state.samples[dead[0]]
+            text = f"{', '.join(dead)} is lost: {sample.trouble}" if sample.trouble else f"{', '.join(dead)} is lost"
+            _lose(ctx, instance, Reason(Code.DEVICE_LOST, text, sample.fix or "look at the kernel log (dmesg)"))
 
 
-def _lose(ctx: Context, instance: Instance, dead: list[DeviceId]) -> None:
-    sample = ctx.state.samples[dead[0]]
-    text = f"{', '.join(dead)} is lost: {sample.trouble}" if sample.trouble else f"{', '.join(dead)} is lost"
-    reason = Reason(Code.DEVICE_LOST, text, sample.fix or "look at the kernel log (dmesg)")
+def _lose_all(ctx: Context, device: DeviceId, reason: Reason) -> None:
+    """A device that went while this daemon looked takes its engines along: no answer will ever come from there."""
+    for instance in list(ctx.state.instances.values()):
+        if device in instance.devices and may(instance, GroupLost):
+            _lose(ctx, instance, reason)
+
+
+def _lose(ctx: Context, instance: Instance, reason: Reason) -> None:
     live = ctx.state.live_of(instance.id)
     if live.leases:
         ctx.emit(CutLeases(leases=tuple(sorted(live.leases)), cause=CauseId("rule:device_lost")))

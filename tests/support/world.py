@@ -345,6 +345,9 @@ class World:
             async with asyncio.timeout(seconds):
                 await process.ended.wait()
         except TimeoutError:
+            if process.torn:  # no answer comes from a device that is lost
+                await process.ended.wait()
+                return Outcome.ENGINE_LOST
             return Outcome.OK if process.cuts == cuts else Outcome.ABORTED
         finally:
             process.running -= 1

@@ -177,6 +177,20 @@ def test_a_device_that_vanishes_and_comes_back(phase: str) -> None:
     assert (client.end, world.instance("a").devices) == ("ok", ("gpu0",))
 
 
+def test_requests_on_a_device_that_vanished_are_not_waited_for() -> None:
+    """Nothing there will ever answer them: a drain would last for ever."""
+    world = in_phase("awake")
+    (waiting,) = world.ask("a", 1)
+    world.vanish("gpu0")
+    assert world.count("Kill", "a") == 1
+    reason = world.instance("a").reason
+    assert (reason.code, reason.text) == (Code.DEVICE_LOST, "gpu0 (pretended nvidia) is not there any more")
+    (late,) = world.ask("a")
+    world.settle()
+    assert world.ends("a") == ["ok", "engine_lost", "engine_lost", "ok"]
+    assert (waiting.end, late.end, world.instance("a").devices) == ("engine_lost", "ok", ("gpu1",))
+
+
 # --- no seat ----------------------------------------------------------------------------------------------------
 
 
