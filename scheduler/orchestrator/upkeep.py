@@ -246,6 +246,8 @@ def on_models_changed(ctx: Context, event: ModelsChanged) -> None:
 def forget_removed(ctx: Context) -> None:
     """Removed and disabled models are drained and stopped; stale ones are stopped when idle and restarted by demand.
 
+    A stale sleeper is not even woken for those who wait: what it takes once awake is not what its model is known to take now.
+
     The scheduler's own wishes are derived anew in each pass: one whose reason is gone must not be carried out.
     """
     state = ctx.state
@@ -264,7 +266,7 @@ def forget_removed(ctx: Context) -> None:
             _own_wish(ctx, iid, Reason(Code.REMOVED, "removed from the configuration"))
         elif not spec.enabled:
             _own_wish(ctx, iid, Reason(Code.DISABLED, "disabled"))
-        elif _stale(ctx, instance) and not state.busy(iid) and not state.wanted(instance.model):
+        elif _stale(ctx, instance) and not state.busy(iid) and (instance.phase is Phase.ASLEEP or not state.wanted(instance.model)):
             _own_wish(ctx, iid, Reason(Code.SPEC_STALE, "its configuration changed: restarted when idle"))
         elif _to_recycle(ctx, instance) and not state.busy(iid) and not state.wanted(instance.model):
             _own_wish(ctx, iid, Reason(Code.RECYCLED, f"{state.live_of(iid).recycle}: stopped, and started afresh when it is asked for"))

@@ -158,6 +158,25 @@ def test_what_the_launch_record_keeps_makes_a_running_engine_stale(change: dict[
     assert world.instance("a").reason.code is Code.SPEC_STALE
 
 
+def test_a_sleeper_of_an_old_definition_is_not_woken_into_the_room_of_the_new_one() -> None:
+    """The new one is smaller. While ``b`` starts on the same device, the sleeper cannot be stopped yet, and somebody asks for it."""
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB), b=Behaviour(awake_bytes=10 * GIB, start_s=30.0))
+    world.ask("a")
+    world.settle()
+    world.order("sleep", "a")
+    world.settle()
+    world.ask("b", for_s=300.0)
+    world.run(5)
+    assert world.phase("b") == "launching"
+    world.behaviours["a"] = Behaviour(awake_bytes=6 * GIB)
+    world.configure(a=LONGER)
+    (client,) = world.ask("a")
+    world.run(120)
+    assert client.end == "ok"
+    assert world.overflows == []
+    assert (world.count("Wake", "a"), world.count("Launch", "a")) == (0, 2)
+
+
 # --- versions of the engine -------------------------------------------------------------------------------------
 
 
