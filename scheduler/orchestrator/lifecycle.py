@@ -229,6 +229,8 @@ def on_exit(ctx: Context, event: EngineExited) -> None:
         else "crash"
     )
     live.exit_reason = event.reason
+    if kind == "wake" and live.wake_sent and event.reason.code not in (Code.DEVICE_OOM, Code.HOST_OOM, Code.ENGINE_LOST):
+        teach(ctx, instance, lambda learned: learned.with_failed_wake(instance.level or 1))
     ctx.count_failure(instance.id, kind)
     ctx.emit(
         EndLaunch(

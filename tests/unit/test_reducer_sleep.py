@@ -197,6 +197,16 @@ def test_a_level_that_cannot_be_woken_from_twice_is_not_used_again() -> None:
     assert world.state.facts_of(ModelName("a")).usable_levels() == ()
 
 
+def test_a_level_that_two_engines_die_of_when_they_wake_is_not_used_again() -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, crash_after_cycles=1, start_s=20.0), b=A)
+    for model in "ababab":
+        (client,) = world.ask(model)
+        world.settle()
+        assert client.end == "ok"
+    assert (world.count("Wake", "a"), world.count("Sleep", "a")) == (2, 2)
+    assert world.state.facts_of(ModelName("a")).learned.denied_levels == (1,)
+
+
 def test_a_wake_that_fails_twice_becomes_a_cold_start() -> None:
     world = pair(wake_errors=2)
     world.settle()
