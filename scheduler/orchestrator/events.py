@@ -143,7 +143,9 @@ class Found(FromEngine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRefused(FromEngine):
-    """It does not accept connections although its process lives."""
+    """It does not accept connections although its process lives; or (``asleep``) it says that it sleeps, and nobody here told it to."""
+
+    asleep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

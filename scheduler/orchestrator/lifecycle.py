@@ -319,11 +319,14 @@ def on_wake_errored(ctx: Context, event: WakeErrored) -> None:
 
 
 def on_refused(ctx: Context, event: EngineRefused) -> None:
-    """Alive, but nobody listens: find out."""
+    """Alive, but nobody listens, or it sleeps and was not told to: find out."""
     instance = ctx.instance(event.instance)
-    if not may(instance, ProbeLost):
+    if not may(instance, ProbeLost) or (event.asleep and instance.phase is Phase.ASLEEP):
         return
-    reason = Reason(Code.ENGINE_LOST, f"{instance.model} does not accept connections although its process lives")
+    text = "sleeps, and nobody here told it to" if event.asleep else "does not accept connections although its process lives"
+    reason = Reason(Code.ENGINE_LOST, f"{instance.model} {text}")
+    if event.asleep:
+        ctx.tell("fell_asleep", instance.model, reason.text)
     deadline = ctx.now_s + ctx.state.policy.probe_timeout_s
     seq = ctx.transition(instance.id, ProbeLost(at_s=ctx.now_s, reason=reason, deadline_s=deadline))
     ctx.emit(Find(instance=instance.id, launch=launch_id(instance), seq=seq, started_before=False))

@@ -488,8 +488,10 @@ class Supervisor:
                 await asyncio.sleep(READY_POLL_S)
                 continue
             refused = refused + 1 if found.answer is Answer.REFUSED else 0
-            if refused >= REFUSALS:
-                self._post(EngineRefused(at_s=self._now(), instance=self.instance, launch=launch))
+            engine: object = self._engine
+            asleep = found.answer is Answer.ASLEEP and isinstance(engine, CanSleep)  # others wake with the next request
+            if refused >= REFUSALS or asleep:
+                self._post(EngineRefused(at_s=self._now(), instance=self.instance, launch=launch, asleep=asleep))
                 return
             broken = asked and not broken and found.answer is Answer.BROKEN
             if refused or broken:

@@ -71,3 +71,19 @@ def test_what_a_killed_engine_leaves_behind_is_ended_before_its_room_is_used(tmp
         assert not [p for p in sim.world.processes.values() if p.alive and p.model == "a"]
 
     play(tmp_path, {"a": Behaviour(awake_bytes=6 * GIB, start_s=3.0, levels=(), children=(left,)), "b": FRAGILE}, script)
+
+
+def test_an_engine_that_somebody_else_puts_to_sleep_is_woken_before_it_gets_the_next_request(tmp_path: Path) -> None:
+    async def script(sim: Sim) -> None:
+        assert await sim.chat("a") == "ok"
+        process = sim.world.engine("a")
+        assert process.life is not None
+        process.life.sleep(sim.world.now_s, 1)
+        sim.world.poke(process)
+        await sim.until(lambda: sim.phase("a") is Phase.ASLEEP, within_s=15)
+        assert await sim.chat("a") == "ok"
+        assert sim.world.happened("misdirected") == []
+        assert len(sim.world.happened("started", "a")) == 1
+        assert [line.message for line in sim.told if line.kind == "fell_asleep"] == ["a sleeps, and nobody here told it to"]
+
+    play(tmp_path, {"a": FRAGILE}, script)
