@@ -279,8 +279,10 @@ def _is_gone(ctx: Context, device: DeviceId) -> bool:
 
 
 def runs_present_spec(ctx: Context, instance: Instance) -> bool:
-    """Whether its process was started with what is configured now."""
-    spec = ctx.state.models.get(instance.model)
+    """Whether its process was started with what is configured now, on a kind of device on which it would be started now."""
+    spec, kinds = ctx.state.models.get(instance.model), ctx.state.facts_of(instance.model).kinds
+    if kinds and any(ctx.state.devices[d].kind not in kinds for d in instance.devices if d in ctx.state.devices):
+        return False
     return spec is not None and ctx.state.live_of(instance.id).fingerprint == spec.fingerprint()
 
 
@@ -293,8 +295,9 @@ def teach(ctx: Context, instance: Instance, lesson: Callable[[Learned], Learned]
         return
     facts = ctx.state.facts_of(instance.model)
     kinds = [ctx.state.devices[d].kind for d in instance.devices if d in ctx.state.devices]
+    facts.learned_kind = kinds[0] if kinds else facts.learned_kind
     facts.learned = replace(lesson(facts.learned), fingerprint=ctx.state.live_of(instance.id).fingerprint)
-    ctx.emit(SaveLearned(model=instance.model, device_kind=kinds[0] if kinds else "", learned=facts.learned))
+    ctx.emit(SaveLearned(model=instance.model, device_kind=facts.learned_kind, learned=facts.learned))
 
 
 def meet(ctx: Context, instance: Instance, version: str) -> None:

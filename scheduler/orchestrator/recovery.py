@@ -33,6 +33,7 @@ class Rows:
     records: dict[LaunchId, LaunchRecord]
     last: LastIds
     learned: dict[ModelName, Learned]  # of the version that ran last
+    kinds: dict[ModelName, str]  # of device, on which it did
     archive: dict[ModelName, dict[str, Learned]]  # of all its versions
     last_used: dict[ModelName, float]
 
@@ -48,12 +49,15 @@ def load_rows(conn: Connection) -> Rows:
                 records[record.id] = record
     footprints = load_footprints(conn)
     learned = {row.model: row.runs for row in footprints}
+    kinds = {row.model: row.device_kind for row in footprints}
     archive: dict[ModelName, dict[str, Learned]] = {model: {} for model in learned}
     for row in footprints:
-        if row.runs.fingerprint == learned[row.model].fingerprint:  # of other definitions nothing counts any more
+        # Of other definitions, and on other devices, nothing counts any more.
+        if row.runs.fingerprint == learned[row.model].fingerprint and row.device_kind == kinds[row.model]:
             archive[row.model][row.engine_version] = row.runs
     used = {ModelName(model): at for model, at in last_used(conn).items()}
-    return Rows(instances=instances, records=records, last=last_ids(conn), learned=learned, archive=archive, last_used=used)
+    last = last_ids(conn)
+    return Rows(instances=instances, records=records, last=last, learned=learned, kinds=kinds, archive=archive, last_used=used)
 
 
 def close_moves(conn: Connection, wall: float) -> int:
@@ -82,7 +86,7 @@ def seed(state: State, rows: Rows, boot_id: str) -> dict[InstanceId, LaunchRecor
             live.effect_at_s = instance.since_s  # what goes on has begun before this daemon
             live.launched_at_s = instance.since_s if instance.phase is Phase.LAUNCHING else None
     for model, runs in rows.learned.items():
-        state.facts_of(model).learned = runs
+        state.facts_of(model).learned, state.facts_of(model).learned_kind = runs, rows.kinds[model]
         state.facts_of(model).archive = rows.archive[model]
     for model, at in rows.last_used.items():
         facts = state.facts_of(model)

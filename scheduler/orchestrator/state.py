@@ -106,6 +106,7 @@ class ModelFacts:
     kinds: tuple[str, ...] = ()  # kinds of device its engine runs on, preferred first
     guess: Footprint = field(default_factory=lambda: Footprint(awake_bytes=GIB))
     learned: Learned = field(default_factory=Learned)
+    learned_kind: str = ""  # kind of device that it was learned on; empty = on none that is known
     archive: dict[str, Learned] = field(default_factory=dict)  # what other versions of the engine taught, by version
     last_used_s: float | None = None
     last_used_wall: float | None = None

@@ -233,8 +233,8 @@ def on_models_changed(ctx: Context, event: ModelsChanged) -> None:
         facts.guess = event.guesses.get(name, facts.guess)
         if not spec.enabled:
             facts.turn_kept_until_s = 0.0
-        if facts.learned.fingerprint not in ("", spec.fingerprint()):
-            facts.learned, facts.archive = Learned(), {}
+        if facts.learned.fingerprint not in ("", spec.fingerprint()) or (facts.kinds and facts.learned_kind not in ("", *facts.kinds)):
+            facts.learned, facts.archive, facts.learned_kind = Learned(), {}, ""
         old = before.get(name)
         instance = state.instances.get(instance_id(name))
         if old is not None and instance is not None and old.fingerprint() != spec.fingerprint():

@@ -215,6 +215,7 @@ class Plain(PlainMachine):
         for name, facts in old.facts.items():
             self.state.facts_of(name).learned = facts.learned
             self.state.facts_of(name).archive = facts.archive
+            self.state.facts_of(name).learned_kind = facts.learned_kind
         for instance in old.instances.values():
             if instance.has_process:
                 live = self.state.live_of(instance.id)

@@ -12,6 +12,7 @@ from scheduler.domain.units import GIB
 from scheduler.orchestrator.state import ModelFacts
 from tests.support.behaviour import Behaviour, StartFailure
 from tests.support.plain import Plain
+from tests.support.world import device
 
 SMALL = Behaviour(awake_bytes=2 * GIB)
 LARGE = Behaviour(awake_bytes=6 * GIB, levels=())
@@ -175,6 +176,49 @@ def test_a_sleeper_of_an_old_definition_is_not_woken_into_the_room_of_the_new_on
     assert client.end == "ok"
     assert world.overflows == []
     assert (world.count("Wake", "a"), world.count("Launch", "a")) == (0, 2)
+
+
+# --- kinds of device --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reborn", [False, True], ids=["one daemon", "another daemon"])
+def test_what_was_learned_on_one_kind_of_device_says_nothing_about_another(reborn: bool) -> None:
+    """The driver of the cards was not loaded at first, so it ran on the CPU, where its sleep gives nothing back."""
+    cards, ram = device("gpu0", 10), replace(device("ram", 32), kind="cpu", host_memory=True)
+    world = Plain({}, infos=[ram, cards], a=replace(SMALL, sleep_frees_nothing=True))
+
+    def may_sit_on(kind: str) -> None:
+        world.play(replace(world.registry(), kinds={ModelName("a"): (kind,)}))
+
+    may_sit_on("cpu")
+    world.ask("a")
+    world.settle()
+    world.order("sleep", "a")
+    world.settle()
+    assert (world.phase("a"), facts(world).learned.denied_levels) == ("stopped", (1,))
+    world.behaviours["a"] = replace(SMALL, awake_bytes=4 * GIB)
+    if reborn:
+        world.restart()
+    may_sit_on("nvidia")
+    assert facts(world).learned == Learned()
+    world.ask("a")
+    world.settle()
+    world.order("sleep", "a")
+    world.settle()
+    assert world.phase("a") == "asleep"
+    assert facts(world).learned.awake_bytes == (4 * GIB,)
+
+
+def test_a_process_that_is_left_on_another_kind_of_device_teaches_nothing() -> None:
+    ram = replace(device("ram", 32), kind="cpu", host_memory=True)
+    world = Plain({}, infos=[ram, device("gpu0", 10)], a=SMALL)
+    world.play(replace(world.registry(), kinds={ModelName("a"): ("cpu",)}))
+    world.ask("a")
+    world.run(1)
+    world.play(replace(world.registry(), kinds={ModelName("a"): ("nvidia",)}))
+    world.run(10)
+    assert (world.phase("a"), world.instance("a").devices) == ("awake", ("ram",))
+    assert facts(world).learned == Learned()
 
 
 # --- versions of the engine -------------------------------------------------------------------------------------
