@@ -121,6 +121,8 @@ def _note_copy(ctx: Context, instance: Instance, held_bytes: int) -> None:
     footprint = ctx.state.facts_of(instance.model).footprint
     if level in footprint.host_bytes and footprint.host_bytes[level] == 0:
         return
+    if instance.claim.host_bytes > live.new_copy_bytes:  # a copy of an earlier sleep stays, and this is what came on top of it
+        return
     if copy < footprint.host_copy(level) // 2:
         return
     teach(ctx, instance, lambda learned: learned.with_host(level, copy))

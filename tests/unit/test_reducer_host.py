@@ -59,6 +59,25 @@ def test_a_copy_that_was_made_once_is_no_further_claim() -> None:
     assert world.state.host_claimed() == 16 * GIB
 
 
+def test_what_a_deeper_sleep_adds_does_not_stand_for_the_copy_of_an_earlier_one() -> None:
+    """Level 2 keeps a few buffers; the pinned memory of level 1 stays beside them until the process ends."""
+    world = Plain(
+        {"gpu0": 24}, host_limit_bytes=64 * GIB, a=Behaviour(awake_bytes=16 * GIB, levels=(1, 2), host_bytes={1: 30 * GIB, 2: 31 * GIB})
+    )
+    world.around.host_bytes = 256 * GIB
+    event = world.registry()
+    world.play(replace(event, guesses={name: replace(f, host_bytes={1: 30 * GIB, 2: GIB}) for name, f in event.guesses.items()}))
+    for level in (1, 2):
+        world.ask("a")
+        world.settle()
+        world.run(3)
+        world.order("sleep", "a", level=level)
+        world.settle()
+        world.run(3)
+    assert world.instance("a").level == 2
+    assert world.state.host_claimed() == 30 * GIB
+
+
 # --- three sleepers of 30 GiB, and 64 GiB for them --------------------------------------------------------------
 
 LIMIT = 64 * GIB
