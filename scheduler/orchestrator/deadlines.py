@@ -21,6 +21,9 @@ from scheduler.orchestrator.effects import CutLeases, EndLaunch, Find, Measure, 
 from scheduler.orchestrator.measuring import all_measured_since, teach
 from scheduler.orchestrator.state import FORCE_GRACE_S, STALE_PERIODS
 
+#: Seconds of a stop after which it is told that processes do not end.
+UNKILLABLE_S = 30.0
+
 
 def on_deadline(ctx: Context, instance: Instance) -> None:
     """The deadline of a transitional phase has passed."""
@@ -40,6 +43,7 @@ def on_deadline(ctx: Context, instance: Instance) -> None:
         case Phase.STOPPING if live.emptied_at_s is not None:
             _alarm_not_freed(ctx, instance)
         case Phase.STOPPING:
+            _tell_unkillable(ctx, instance)
             seq = ctx.transition(instance.id, KillDue(at_s=ctx.now_s, deadline_s=soon))
             ctx.emit(Stop(instance=instance.id, launch=launch_id(instance), seq=seq, kill=True))
         case Phase.FALLING_ASLEEP:
@@ -140,6 +144,16 @@ def _drain_deadline(ctx: Context, instance: Instance) -> None:
     ctx.set_deadline(instance.id, None)
 
 
+def _tell_unkillable(ctx: Context, instance: Instance) -> None:
+    """Say once that processes do not end: after several KILLs they hang in the kernel, mostly in a driver."""
+    live = ctx.state.live_of(instance.id)
+    if not live.alarmed and ctx.now_s - live.effect_at_s >= UNKILLABLE_S:
+        live.alarmed = True
+        tried = human_seconds(ctx.now_s - live.effect_at_s)
+        text = f"{instance.model} has not ended in {tried} although it was killed again and again: its processes hang in the kernel"
+        ctx.tell("not_ended", instance.model, f"{text}; see dmesg, a reboot may be needed. Its memory stays claimed")
+
+
 def _alarm_not_freed(ctx: Context, instance: Instance) -> None:
     live = ctx.state.live_of(instance.id)
     live.timed &= all(ctx.state.fresh_sample(d) is not None for d in instance.devices)  # its end comes while nobody can look
@@ -147,5 +161,9 @@ def _alarm_not_freed(ctx: Context, instance: Instance) -> None:
     ctx.emit(Measure(devices=instance.devices))
     if not live.alarmed:
         live.alarmed = True
+        blind = [d for d in instance.devices if ctx.state.fresh_sample(d) is None]
         held = human_bytes(sum(live.measured.values()))
-        ctx.tell("memory_not_freed", instance.model, f"all processes of {instance.model} ended, but {held} are still in use")
+        what = (
+            f"{', '.join(blind)} cannot be measured, so nobody knows whether their memory is free" if blind else f"{held} are still in use"
+        )
+        ctx.tell("memory_not_freed", instance.model, f"all processes of {instance.model} ended, but {what}")

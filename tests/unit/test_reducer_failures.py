@@ -141,6 +141,19 @@ def test_a_start_that_is_never_ready_is_ended_with_kill_when_it_ignores_term() -
     assert world.instance("a").reason.code is Code.START_TIMEOUT
 
 
+def test_processes_that_not_even_kill_ends_are_told_of_once() -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(**STOPPER))  # type: ignore[arg-type]
+    world.ask("a")
+    world.settle()
+    world.command = lambda effect: None  # type: ignore[method-assign]  # they hang in the kernel
+    world.order("stop", "a")
+    world.run(600)
+    assert world.phase("a") == "stopping"
+    assert world.instance("a").claim.total_bytes >= 16 * GIB
+    (line,) = [line for line in world.told if line.kind == "not_ended"]
+    assert "a has not ended in 30 s" in line.message
+
+
 @pytest.mark.parametrize("stalls", [False, True])
 def test_a_start_that_is_out_of_time_was_busy_or_did_nothing(stalls: bool) -> None:
     knobs = Behaviour(start_s=1000.0, stalls=stalls, **STOPPER)  # type: ignore[arg-type]

@@ -177,6 +177,18 @@ def test_room_that_is_not_seen_free_is_not_taken_and_the_alarm_says_so() -> None
 # --- blind devices ----------------------------------------------------------------------------------------------
 
 
+def test_what_nobody_can_measure_is_not_said_to_be_in_use() -> None:
+    world = two()
+    world.unreadable.add(GPU)
+    world.order("stop", "a")
+    world.run(60)
+    (line,) = [line for line in world.told if line.kind == "memory_not_freed"]
+    assert line.message == "all processes of a ended, but gpu0 cannot be measured, so nobody knows whether their memory is free"
+    world.unreadable.clear()
+    world.settle()
+    assert world.phase("a") == "stopped"
+
+
 def test_a_device_that_cannot_be_read_admits_no_growth_and_serves_on() -> None:
     world = two()
     world.unreadable = {GPU}
