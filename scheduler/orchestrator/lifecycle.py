@@ -176,9 +176,10 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
         facts.starts += 1
         tried = live.sleepless and facts.learned.sleepless != facts.learned.version
         meet(ctx, instance, event.version)
-        if live.launched_at_s is not None:
+        knows = live.watched or bool(facts.learned.start_s) or not facts.levels  # else it may have been made without sleep mode
+        if live.launched_at_s is not None and knows:
             teach(ctx, instance, lambda learned: learned.with_start(took))
-        if tried or not live.sleepless:
+        if live.watched and (tried or not live.sleepless):
             teach(ctx, instance, lambda learned: learned.with_sleepless(live.sleepless))
         if tried:
             ctx.tell("starts_sleepless", instance.model, _SLEEPLESS.format(instance.model))

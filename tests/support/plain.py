@@ -221,6 +221,7 @@ class Plain(PlainMachine):
                 live = self.state.live_of(instance.id)
                 live.fingerprint, live.effect_at_s = old.live_of(instance.id).fingerprint, instance.since_s
                 live.kv_bytes = old.live_of(instance.id).kv_bytes  # from the launch record
+                live.launched_at_s = instance.since_s if instance.phase is Phase.LAUNCHING else None
         effects = self._resume_all()
         self.watch = Watch(self.state)
         self.play(self.registry())

@@ -53,6 +53,30 @@ def test_a_start_that_fails_with_sleep_mode_is_tried_once_without_and_then_is_on
     assert world.finished[action].code == "sleep_unsupported"
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["its first", "a later one"])
+def test_a_start_without_sleep_mode_that_outlives_its_daemon_is_not_taken_for_one_with_it(known: bool) -> None:
+    """Whoever started well with sleep mode before is never tried without: it would not start at all any more."""
+    world = Seen({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, sleepy_start_fails=CRASH))
+    world.versions["a"] = "0.9.0"
+    world.ask("a")
+    if known:
+        world.settle()
+        world.order("stop", "a")
+        world.settle()
+        world.ask("a")
+    world.run_until(lambda: len(world.sleepless()) == (4 if known else 3) and world.phase("a") == "launching")
+    assert world.sleepless()[-1]
+    world.run(1)
+    world.restart()
+    world.settle()
+    assert world.phase("a") == "awake"
+    world.order("stop", "a")
+    world.settle()
+    (client,) = world.ask("a")
+    world.settle()
+    assert client.end == "ok"
+
+
 def test_another_version_of_the_engine_is_tried_with_sleep_mode_again() -> None:
     world = Seen({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, sleepy_start_fails=CRASH), b=B)
     world.versions["a"] = "0.9.0"
