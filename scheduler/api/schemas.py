@@ -156,6 +156,7 @@ class ModelStatus(Schema):
     name: str
     aliases: list[str] = []
     engine: str
+    attached: bool = False
     source: str
     enabled: bool = True
     model_class: str = Field(default="interactive", alias="class")
@@ -394,6 +395,7 @@ class Action(Schema):
     id: str
     verb: Verb
     model: str
+    attached: bool = False
     by: str
     state: Literal["running", "done", "failed"]
     created_at: Time

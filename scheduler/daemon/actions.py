@@ -162,6 +162,7 @@ class ActionBook:
             id=entry.id,
             verb=entry.verb,
             model=entry.model,
+            attached=self._state.facts_of(entry.model).attached,
             by=entry.by,
             state="running" if entry.result is None else "done" if entry.result.ok else "failed",
             created_at=entry.created_at,

@@ -94,6 +94,7 @@ class StatusBuilder:
             name=name,
             aliases=list(spec.aliases),
             engine=spec.engine,
+            attached=self._state.facts_of(spec.name).attached,
             source=spec.source,
             enabled=spec.enabled,
             model_class=spec.model_class.value,

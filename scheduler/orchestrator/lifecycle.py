@@ -78,7 +78,7 @@ def launch(ctx: Context, iid: InstanceId, devices: tuple[DeviceId, ...], reason:
         deadline_s=ctx.now_s + spec.start_timeout_s,
     )
     if instance.phase is Phase.FAILED:
-        facts.half_open_at_s = ctx.now_s + state.policy.half_open_s
+        facts.half_open_at_s = ctx.now_s + state.half_open_s(instance.model)
     sleepless = _is_sleepless(ctx, instance)
     seq = ctx.transition(iid, event, intent=True)
     live = state.live_of(iid)

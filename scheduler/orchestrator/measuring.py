@@ -118,7 +118,7 @@ def _gone(ctx: Context, instance: Instance) -> None:
     ctx.state.live[instance.id] = type(live)()
     why = {"code": failed.code.value if failed else "", "while": "launch" if instance.failures.launch else "crash"}
     if failed is not None and _exhausted(ctx, instance, failed):
-        facts.half_open_at_s = ctx.now_s + ctx.state.policy.half_open_s
+        facts.half_open_at_s = ctx.now_s + ctx.state.half_open_s(instance.model)
         ctx.transition(instance.id, RetriesExhausted(at_s=ctx.now_s, reason=failed))
         ctx.tell("model_failed", instance.model, f"{instance.model} failed: {failed.text}", **why)
     elif failed is None:

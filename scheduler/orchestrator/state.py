@@ -40,7 +40,8 @@ class Policy:
     stop_settle_s: float = 10.0  # from an empty group to bytes seen free, before the alarm
     max_launch_failures: int = 3
     max_crashes: int = 5
-    half_open_s: float = 900.0
+    half_open_s: float = 900.0  # from giving up to the try that a request gets
+    attached_half_open_s: float = 5.0  # the same of somebody else's engine: to look for it costs nothing
     keep_turn_s: float = 30.0
     recycle_cycles: int = 200  # sleeps after which an engine is started afresh when idle
     interrupt: bool = False  # after drain_timeout, cut the requests of a model that makes room for others
@@ -191,6 +192,10 @@ class State:
     next: Counters = field(default_factory=Counters)
     stuck: dict[ModelName, Stuck] = field(default_factory=dict, repr=False, compare=False)  # see standstill: nothing but memory
     stuck_in: tuple[object, ...] = field(default=(), repr=False, compare=False)
+
+    def half_open_s(self, model: ModelName) -> float:
+        """Seconds from giving a model up to the try that a request gets."""
+        return self.policy.attached_half_open_s if self.facts_of(model).attached else self.policy.half_open_s
 
     def holds_of(self, model: ModelName) -> list[Hold]:
         """All holds of a model, in arrival order."""

@@ -11,6 +11,7 @@ import pytest
 
 from scheduler.api.schemas import Schema
 from scheduler.cli.render import status as render
+from scheduler.cli.render.actions import effect
 from scheduler.cli.render.card import next_command, render_card, render_model
 from scheduler.cli.render.facts import View, age, clock, duration, state
 from scheduler.cli.render.status import render_status
@@ -186,6 +187,14 @@ def test_the_headline_of_a_card_is_broken_between_its_parts_and_keeps_its_colour
 )
 def test_next_command(phase: str, expected: str) -> None:
     assert next_command({"name": "coder", "phase": phase}) == expected
+
+
+def test_no_command_is_named_that_is_refused_for_somebody_elses_process() -> None:
+    theirs = {"name": "coder", "attached": True}
+    assert next_command({**theirs, "phase": "awake"}).startswith("hotseat sleep coder")
+    assert next_command({**theirs, "phase": "failed"}) == "mend the cause, then hotseat wake coder (a request to it does the same)"
+    began = {"model": "coder", "verb": "wake", "from_phase": "stopped", "changed": True, "attached": True, "duration_s": 0.2}
+    assert effect(began) == ["started coder: in 0.2 s; undo: hotseat sleep coder"]
 
 
 @pytest.mark.parametrize(

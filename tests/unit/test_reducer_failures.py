@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.domain.ids import InstanceId, LaunchId
+from scheduler.domain.ids import InstanceId, LaunchId, ModelName
 from scheduler.domain.lease import Outcome
 from scheduler.domain.reasons import PERMANENT, Code, Reason
 from scheduler.domain.units import GIB
@@ -329,3 +329,15 @@ def test_a_start_that_gives_odd_answers_is_told_with_them() -> None:
     reason = world.instance("a").reason
     assert (reason.code, reason.text) == (Code.START_TIMEOUT, f"a was not ready after 30 s: {detail}")
     assert "correct what the answer names" in reason.fix
+
+
+def test_somebody_elses_engine_that_was_not_there_is_looked_for_again_soon() -> None:
+    absent = StartFailure(code=Code.ENGINE_LOST, after_s=0.1, text="nobody listens on port 9000")
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=6 * GIB, start_failures=(absent,) * 3))
+    world.state.facts_of(ModelName("a")).attached = True
+    (first,) = world.ask("a")
+    world.run(10)
+    assert (first.end, world.phase("a")) == ("model_failed", "failed")
+    (second,) = world.ask("a")
+    world.settle()
+    assert second.end == "ok", "it was started meanwhile; nobody waits a quarter of an hour for what costs nothing"

@@ -41,7 +41,8 @@ def _bytes(action: Json) -> str:
 
 def _undo(action: Json, name: str) -> str:
     if action["verb"] == "wake":
-        return f"undo: hotseat {'sleep' if _done_word(action) == 'woke' else 'stop'} {name}"
+        kept = _done_word(action) == "woke" or action.get("attached")  # somebody else's process is never stopped
+        return f"undo: hotseat {'sleep' if kept else 'stop'} {name}"
     if action["verb"] == "restart":
         return "nothing to undo"
     return f"undo: hotseat wake {name}"

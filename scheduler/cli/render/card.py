@@ -150,10 +150,14 @@ def next_command(model: Json) -> str:
         return "set enabled: true in the configuration"
     if (model.get("reason") or {}).get("code") == "does_not_fit":
         return "change the configuration as said above, then restart the daemon"
+    if phase in ("failed", "backoff") and model.get("attached"):
+        return f"mend the cause, then hotseat wake {name} (a request to it does the same)"
     if phase in ("failed", "backoff"):
         return f"hotseat logs {name}, mend the cause, then hotseat restart {name}"
     if phase in ("launching", "unknown"):
         return f"hotseat logs {name} -f"
+    if phase in ("awake", "draining") and model.get("attached"):
+        return f"hotseat sleep {name} makes room; its process is not hotseat's to end"
     if phase in ("awake", "draining"):
         return f"hotseat stop {name} gives back {size(model.get('used_bytes') or model.get('claimed_bytes'))}"
     if phase in ("stopped", "asleep"):
