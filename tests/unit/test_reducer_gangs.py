@@ -145,8 +145,8 @@ def test_kv_cache_never_shrinks_below_one_request_and_the_refusal_has_the_number
     (client,) = world.ask("a")
     assert client.end == "does_not_fit"
     assert client.error is not None
-    text = "a needs 24.0 GiB (8.0 GiB KV cache for one request of full length); gpu0, the largest device it may use, can give 23.5 GiB of 24.0 GiB"
-    assert client.error.message == text
+    needs, gives = "24.0 GiB (8.0 GiB KV cache for one request of full length)", "23.5 GiB of 24.0 GiB"
+    assert client.error.message == f"a needs {needs}; gpu0, the largest device it may use, can give {gives}"
     assert client.error.fix == "use a shorter context, a smaller quantisation, or more cards (devices.count)"
 
 
