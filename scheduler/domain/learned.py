@@ -105,6 +105,10 @@ class Learned:
         """After a start that went well: with what sleeping needs, or only without it."""
         return replace(self, sleepless=self.version if sleepless else None)
 
+    def tried_again(self) -> "Learned":
+        """An operator wants to know: the next start is made with what sleeping needs, as if the engine were another version."""
+        return self if self.sleepless is None else replace(self, sleepless=f"not {self.version}")
+
     def with_denied(self, level: int) -> "Learned":
         """After an ineffective sleep, or a wake to wrong answers: this level is not tried again with this version and fingerprint."""
         return self if level in self.denied_levels else replace(self, denied_levels=(*self.denied_levels, level))

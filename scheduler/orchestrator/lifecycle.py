@@ -52,7 +52,10 @@ _MAY_BE_SLEEP_MODE = frozenset({Code.CRASHED, Code.DEVICE_OOM})
 #: Sleeps in a row without an answer after which an engine that is awake all the same is stopped: whoever needs its room waits.
 MOST_UNANSWERED_SLEEPS = 2
 
-_SLEEPLESS = "{} only starts without sleep mode: it is stopped where it would sleep, until its definition or the engine's version changes"
+_SLEEPLESS = (
+    "{0} only starts without sleep mode: it is stopped where it would sleep, until its definition or the engine's version changes; "
+    "`hotseat restart {0}` tries it again"
+)
 
 
 # --- intents ----------------------------------------------------------------------------------------------------

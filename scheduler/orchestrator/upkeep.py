@@ -146,6 +146,8 @@ def _end_wakes(ctx: Context, event: Asked) -> None:
 
 
 def _ask_restart(ctx: Context, iid: InstanceId, event: Asked) -> None:
+    facts = ctx.state.facts_of(event.model)
+    facts.learned = facts.learned.tried_again()
     if ctx.instance(iid).phase in EMPTY_PHASES:
         _ask_wake(ctx, iid, event)
         return

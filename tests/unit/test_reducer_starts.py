@@ -109,6 +109,27 @@ def test_a_version_that_does_not_start_with_sleep_mode_either_is_remembered_in_i
     assert world.sleepless() == [True]
 
 
+@pytest.mark.parametrize("mended", [True, False])
+def test_an_operators_restart_tries_it_with_sleep_mode_again(mended: bool) -> None:
+    """Two starts may have failed for a cause that is gone."""
+    broken = Behaviour(awake_bytes=16 * GIB, sleepy_start_fails=CRASH)
+    world = Seen({"gpu0": 24}, a=broken, b=B)
+    world.ask("a")
+    world.settle()
+    world.behaviours["a"] = Behaviour(awake_bytes=16 * GIB) if mended else broken
+    world.launches = []
+    action = world.order("restart", "a")
+    world.settle()
+    world.ask("a")
+    world.settle()
+    assert set(world.ends()) == {"ok"}
+    assert world.finished[action].ok is mended
+    assert world.sleepless() == ([False] if mended else [False, False, True])
+    world.ask("b")
+    world.settle()
+    assert world.phase("a") == ("asleep" if mended else "stopped")
+
+
 def test_a_definition_that_started_with_sleep_mode_before_keeps_it() -> None:
     world = Seen({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB))
     world.ask("a")
