@@ -320,6 +320,6 @@ TestAnything.settings = settings(max_examples=2000 if DEEP else 50, stateful_ste
 def test_ten_thousand_steps() -> None:
     """Every invariant after every event of each step, and no request to an engine that is not awake."""
     Anything.steps = 0
-    run_state_machine_as_test(Anything, settings=settings(max_examples=360, stateful_step_count=30))
+    run_state_machine_as_test(Anything, settings=settings(max_examples=420, stateful_step_count=30))
     print(f"{Anything.steps} steps")
     assert Anything.steps >= 10_000
