@@ -62,6 +62,23 @@ async def test_workers_of_a_killed_vllm_do_not_keep_the_card(world: GpuWorld, tm
         assert world.used("GPU-0") == 16 * GIB
 
 
+async def test_workers_of_a_vllm_that_is_killed_while_it_starts_end_with_it(world: GpuWorld, tmp_path: Path) -> None:
+    models = told(vllm(tmp_path, world, "a", knobs={"start_s": 3.0}), workers_outlive=True)
+    async with gpu_house(tmp_path, world, models) as daemon:
+        asking = asyncio.create_task(daemon.chat("a"))
+        await daemon.until("a", "launching")
+        leader = (await daemon.until_model("a", lambda m: bool(m["instances"]) and m["instances"][0]["pid"] is not None))["instances"][0][
+            "pid"
+        ]
+        await until(lambda: len(daemon.engine_processes()) > 1)
+        workers = daemon.engine_processes() - {leader}
+        os.kill(leader, signal.SIGKILL)
+        await until(lambda: not any(alive(pid) for pid in workers))
+        assert (await asking)[0] == 200
+        assert world.used("GPU-0") == 16 * GIB
+        assert len(await asyncio.to_thread(daemon.launches, "a")) == 2
+
+
 async def test_what_a_vllm_left_behind_while_nobody_looked_is_ended_by_the_next_daemon(world: GpuWorld, tmp_path: Path) -> None:
     models = told(vllm(tmp_path, world, "a"), workers_outlive=True) | vllm(tmp_path, world, "b")
     async with gpu_house(tmp_path, world, models) as daemon:
