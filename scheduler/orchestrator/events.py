@@ -134,11 +134,15 @@ class WakeErrored(FromEngine):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found(FromEngine):
-    """A finding about an engine in an unknown phase: awake, asleep, launching, or nothing clear yet (None)."""
+    """A finding about an engine in an unknown phase: awake, asleep, launching, or nothing clear yet (None).
+
+    ``golden``: what it answered, where its start was over before anybody had asked it.
+    """
 
     state: str | None
     level: int | None = None
     version: str = ""
+    golden: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -356,6 +356,8 @@ def on_found(ctx: Context, event: Found) -> None:
         live.slow = live.refused = False
         live.held_bytes = 0
         live.inherited = restarted
+        if event.golden:
+            ctx.emit(SetGolden(launch=event.launch, golden=event.golden))
         if restarted:
             ctx.emit(WatchIdle(instance=instance.id, launch=event.launch, seq=seq))
             ctx.tell("adopted", instance.model, f"{instance.model} is adopted awake: its engine kept running")

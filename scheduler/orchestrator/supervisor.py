@@ -45,6 +45,7 @@ READY_POLL_MOST_S = 0.5
 PROGRESS_EVERY_S = 5.0
 HEALTH_EVERY_S = 5.0
 REFUSALS = 2  # refused looks in a row before an engine whose process lives counts as lost
+FIND_WARM_UP_S = 10.0  # it was ready before, so it should be quick; a look at an unknown engine has little time
 WARM_UP_TIMEOUT_S = 300.0  # kernels may be compiled for it
 IDLE_POLL_S = 1.0
 IDLE_READINGS = 2
@@ -408,6 +409,7 @@ class Supervisor:
             looked = await self._looks.attempt(self._look_once(effect))
             if looked is not None and looked[0] is not None:
                 state, found = looked
+                golden = await self._missed_golden(effect, found) if state == "awake" else ""
                 self._post(
                     Found(
                         at_s=self._now(),
@@ -416,6 +418,7 @@ class Supervisor:
                         state=state,
                         level=found.level,
                         version=found.version,
+                        golden=golden,
                     )
                 )
                 if state == "launching":
@@ -425,6 +428,22 @@ class Supervisor:
                 return
             await asyncio.sleep(pause)
             pause = min(READY_POLL_MOST_S, pause * 1.3)
+
+    async def _missed_golden(self, effect: Find, found: Probe) -> str:
+        """What an engine says whose start was over while no daemon was there: its later wakes are compared with it.
+
+        Empty when it does not say it soon: it is adopted all the same.
+        """
+        engine: object = self._engine
+        if not effect.started_before or self._need_record().golden or found.answer is not Answer.READY or not isinstance(engine, WarmsUp):
+            return ""
+        try:
+            golden = await asyncio.wait_for(engine.warm_up(self.endpoint(), FIND_WARM_UP_S), FIND_WARM_UP_S + 1.0)
+        except (HotseatError, TimeoutError) as error:
+            log.warning("%s did not answer its first request: %s", self.instance, error)
+            return ""
+        self.record = replace(self._need_record(), golden=golden or None)
+        return golden
 
     async def _look_once(self, effect: Find) -> tuple[str | None, Probe]:
         record = self._need_record()
