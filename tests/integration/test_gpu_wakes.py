@@ -5,6 +5,7 @@ import contextlib
 import json
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from scheduler.domain.errors import HotseatError
@@ -131,3 +132,43 @@ async def test_an_engine_that_is_not_well_after_its_wake_serves_nobody(world: Gp
         assert await daemon.pid("a") != pid
         assert "WakeFailed" in (await daemon.cli("story", "a"))[1]
         assert (await daemon.model("a"))["counters"]["wakes"] == 0
+
+
+async def test_after_a_start_that_ended_while_no_daemon_was_there_garbage_is_recognised_all_the_same(
+    world: GpuWorld, tmp_path: Path
+) -> None:
+    """What it answers when it is well is asked at the adoption, where nobody had asked before."""
+    async with gpu_house(tmp_path, world, vllm(tmp_path, world, "a", knobs={**SLOW_START, "garbage_levels": (2,)})) as daemon:
+        asking = asyncio.create_task(daemon.chat("a"))
+        await daemon.until("a", "launching")
+        await until(lambda: bool(daemon.launches("a")[0]["pid"]))
+        await daemon.kill()
+        with contextlib.suppress(aiohttp.ClientError):
+            await asking
+        log = Path(daemon.launches("a")[0]["log_path"])
+        await until(lambda: "startup complete" in log.read_text())
+        await daemon.start()
+        await daemon.until("a", "awake")
+        pid = await put_to_sleep(daemon, "a", level=2)
+        status, text = await daemon.chat("a")
+        assert (status, "!" in json.loads(text)["choices"][0]["message"]["content"]) == (200, False)
+        assert await daemon.pid("a") != pid
+
+
+async def test_an_engine_that_woke_while_no_daemon_was_there_is_started_afresh(world: GpuWorld, tmp_path: Path) -> None:
+    """Nobody has compared what it says since: at level 2 it may have lost its weights."""
+    async with gpu_house(tmp_path, world, vllm(tmp_path, world, "a", knobs={**SLOW_START, "wake_s": 1.0})) as daemon:
+        pid = await put_to_sleep(daemon, "a")
+        asking = asyncio.create_task(daemon.chat("a"))
+        await daemon.until("a", "waking")
+        url = daemon.engine_url("a")
+        while "/wake_up" not in [each["path"] for each in await requests_seen(url)]:
+            await asyncio.sleep(0.01)
+        await daemon.kill()
+        with contextlib.suppress(aiohttp.ClientError):
+            await asking
+        await until(lambda: world.used("GPU-0") == 16 * GIB)
+        await daemon.start()
+        assert (await daemon.chat("a"))[0] == 200
+        assert await daemon.pid("a") != pid
+        assert "nobody saw its wake end well" in (await daemon.cli("story", "a"))[1]
