@@ -18,6 +18,7 @@ from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator import moves
 from scheduler.orchestrator.context import Context, launch_id
 from scheduler.orchestrator.effects import CutLeases, EndLaunch, Find, Measure, Stop
+from scheduler.orchestrator.hosting import instead_of_sleep
 from scheduler.orchestrator.measuring import all_measured_since, teach
 from scheduler.orchestrator.state import FORCE_GRACE_S, STALE_PERIODS
 
@@ -95,9 +96,10 @@ def _sleep_deadline(ctx: Context, instance: Instance) -> None:
         return
     held = max(live.measured.values(), default=0)
     level = live.returned_level or 1
+    instead = instead_of_sleep(ctx.state, instance.model)
     reason = Reason(
         Code.SLEEP_INEFFECTIVE,
-        f"{instance.model} said it sleeps at level {level} but still holds {human_bytes(held)}: stopped instead",
+        f"{instance.model} said it sleeps at level {level} but still holds {human_bytes(held)}: {instead}",
         "check the engine's sleep mode; this level is tried again with another version of the engine or other flags",
     )
     teach(ctx, instance, lambda learned: learned.with_denied(level))

@@ -38,7 +38,22 @@ def deepest_goal(state: State, instance: Instance, wanted: int | None) -> tuple[
     for level in state.facts_of(instance.model).usable_levels():
         if level > (wanted or 0) and has_host_room(state, instance, host_bytes_asleep(state, instance, level)):
             return goal_asleep(level), Reason(Code.SLEEP_FAILED, f"{text}: level {level} instead", FIX)
-    return GOAL_STOPPED, Reason(Code.SLEEP_FAILED, f"{text}: stopped instead", FIX)
+    return GOAL_STOPPED, Reason(Code.SLEEP_FAILED, f"{text}: {instead_of_sleep(state, instance.model)}", FIX)
+
+
+def instead_of_sleep(state: State, model: ModelName) -> str:
+    """What becomes of an engine that cannot sleep, in words."""
+    return "let go, since its process is not hotseat's to end" if state.facts_of(model).attached else "stopped instead"
+
+
+def why_no_sleep(state: State, instance: Instance, level: int) -> Reason | None:
+    """Why an attached engine, which can go nowhere else, is not asked to sleep: the host has no room for its copy at any level."""
+    if not state.facts_of(instance.model).attached or has_host_room(state, instance, host_bytes_asleep(state, instance, level)):
+        return None
+    goal, _ = deepest_goal(state, instance, level)
+    need = host_bytes_asleep(state, instance, level)
+    text = _no_room(state, instance.model, level, need, need - instance.claim.host_bytes, state.host_claimed())
+    return Reason(Code.SLEEP_FAILED, text, FIX) if goal == GOAL_STOPPED else None
 
 
 def why_deeper(state: State, leaves: Sequence[Leave]) -> tuple[str, ...]:

@@ -123,7 +123,8 @@ def _gone(ctx: Context, instance: Instance) -> None:
         ctx.tell("model_failed", instance.model, f"{instance.model} failed: {failed.text}", **why)
     elif failed is None:
         duration = f" in {human_seconds(took)}" if live.timed else ""
-        ctx.tell("stopped", instance.model, f"stopped {instance.model}: {human_bytes(freed)} freed{duration}")
+        done = f"stopped {instance.model}: {human_bytes(freed)} freed{duration}"
+        ctx.tell("stopped", instance.model, f"let go of {instance.model}, which goes on by itself" if facts.attached else done)
     else:
         ctx.tell("engine_failed", instance.model, f"{instance.model}: {failed.text}", **why)
 

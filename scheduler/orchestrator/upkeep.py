@@ -24,6 +24,7 @@ from scheduler.orchestrator import lifecycle, moves
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import FinishAction
 from scheduler.orchestrator.events import Asked, ModelsChanged
+from scheduler.orchestrator.hosting import why_no_sleep
 from scheduler.orchestrator.state import ModelFacts, Wish
 from scheduler.orchestrator.view import grows_beside, last_used, picture
 from scheduler.planner.inputs import Availability, Exit, Seat
@@ -118,6 +119,10 @@ def _ask_sleep(ctx: Context, iid: InstanceId, event: Asked) -> None:
     if instance.phase not in (Phase.AWAKE, Phase.DRAINING):
         text = f"{event.model} is {instance.phase.value.replace('_', ' ')}"
         _finish(ctx, event.action, False, "conflict", text, f"wait until it is awake, or hotseat stop {event.model}")
+        return
+    no_room = why_no_sleep(ctx.state, instance, level)
+    if no_room is not None:
+        _finish(ctx, event.action, False, no_room.code.value, no_room.text, no_room.fix)
         return
     _end_wakes(ctx, event)
     _wish(ctx, iid, goal_asleep(level), event, restart=False)
@@ -283,7 +288,8 @@ def _stale(ctx: Context, instance: Instance) -> bool:
 
 
 def _to_recycle(ctx: Context, instance: Instance) -> bool:
-    return bool(ctx.state.live_of(instance.id).recycle) and instance.phase in (Phase.AWAKE, Phase.ASLEEP)
+    ours = not ctx.state.facts_of(instance.model).attached  # nobody would start it afresh
+    return ours and bool(ctx.state.live_of(instance.id).recycle) and instance.phase in (Phase.AWAKE, Phase.ASLEEP)
 
 
 def _own_wish(ctx: Context, iid: InstanceId, reason: Reason, goal: Goal = GOAL_STOPPED) -> None:
@@ -294,7 +300,9 @@ def _idle_too_long(ctx: Context, instance: Instance) -> None:
     due = idle_deadline(ctx, instance)
     if due is None or ctx.now_s < due:
         return
-    levels = ctx.state.facts_of(instance.model).usable_levels()
+    levels, attached = ctx.state.facts_of(instance.model).usable_levels(), ctx.state.facts_of(instance.model).attached
+    if attached and (not levels or why_no_sleep(ctx.state, instance, levels[0]) is not None):
+        return
     goal = goal_asleep(levels[0]) if levels else GOAL_STOPPED  # a deeper one when it leaves, should the host have no room
     idle = human_seconds(ctx.now_s - last_used(ctx.state, instance))
     _own_wish(ctx, instance.id, Reason(Code.IDLE, f"idle for {idle} (idle_sleep_after)"), goal)

@@ -1,0 +1,58 @@
+"""Engines that somebody else started: they are put to sleep and woken, never ended, and nothing else is said of them."""
+
+from dataclasses import replace
+
+from scheduler.domain.ids import ModelName
+from scheduler.domain.units import GIB
+from scheduler.orchestrator.state import Policy
+from tests.support.behaviour import Behaviour
+from tests.support.plain import Plain
+
+IDLE = {"a": {"idle_sleep_after_s": 60.0}}
+COPY = Behaviour(awake_bytes=10 * GIB, host_bytes={1: 30 * GIB})
+
+
+def attached(knobs: Behaviour, *, host_gib: int = 0, idle: bool = False, policy: Policy | None = None) -> Plain:
+    """``a`` was taken in and is awake."""
+    world = Plain({"gpu0": 24}, host_limit_bytes=host_gib * GIB, specs=IDLE if idle else None, policy=policy, a=knobs)
+    world.play(replace(world.registry(), attached=frozenset({ModelName("a")})))
+    world.ask("a")
+    world.settle()
+    return world
+
+
+def test_one_that_slept_often_is_not_let_go_to_be_started_afresh_by_nobody() -> None:
+    world = attached(Behaviour(awake_bytes=10 * GIB), policy=Policy(recycle_cycles=2))
+    for _ in range(4):
+        world.order("sleep", "a")
+        world.settle()
+        world.ask("a")
+        world.settle()
+    assert world.count("Stop", "a") == 0
+
+
+def test_one_without_a_sleep_level_that_works_is_left_alone_when_it_is_idle() -> None:
+    world = attached(Behaviour(awake_bytes=10 * GIB, levels=()), idle=True)
+    world.run(3600)
+    assert world.path("a") == "launching awake"
+
+
+def test_one_for_whose_copy_the_host_has_no_room_stays_awake_and_the_operator_hears_why() -> None:
+    world = attached(COPY, host_gib=8, idle=True)
+    world.run(3600)
+    action = world.order("sleep", "a")
+    world.settle()
+    assert world.path("a") == "launching awake"
+    done = world.finished[action]
+    assert (done.ok, done.code) == (False, "sleep_failed")
+    assert done.message == "a cannot sleep at level 1: its copy needs 30.0 GiB of host memory, 0 MiB of 8.0 GiB are held"
+
+
+def test_one_whose_sleep_frees_nothing_is_let_go_and_nobody_says_that_its_memory_is_free() -> None:
+    world = attached(replace(COPY, sleep_frees_nothing=True), host_gib=64)
+    world.order("sleep", "a")
+    world.settle()
+    said = [line.message for line in world.told if line.kind in ("sleep_ineffective", "stopped")]
+    assert len(said) == 2
+    assert said[0].endswith("still holds 10.0 GiB: let go, since its process is not hotseat's to end")
+    assert said[1] == "let go of a, which goes on by itself"
