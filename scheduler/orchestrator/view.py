@@ -237,11 +237,13 @@ def _ever_fits(state: State, goal: Target) -> bool:
 def _what_fits(state: State, footprint: Footprint, sets: tuple[tuple[DeviceId, ...], ...], need: int, *, starts: bool) -> int:
     """Where even an empty device is too small: less KV cache at a start, down to one request of full length.
 
-    Room for growth beyond what was measured yields before that: what ran there once fits again.
+    Room for growth beyond what was measured yields before that: what ran there once fits again, also when it grew into the margin.
     """
     largest = _largest(state, sets)
     if need > largest and footprint.source is Source.MEASURED:
-        need = max(largest, int(need / GROWTH))
+        measured = int(need / GROWTH)
+        ran_there = any(all(measured <= state.devices[d].usable_bytes for d in devices) for devices in sets)
+        need = largest if ran_there else max(largest, measured)
     spare = footprint.kv_bytes - footprint.kv_min_bytes if starts else 0
     return max(largest, need - spare) if need > largest else need
 

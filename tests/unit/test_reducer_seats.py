@@ -215,3 +215,16 @@ def test_an_operators_wake_obeys_the_same_ledger(wish: DeviceWish) -> None:
     assert world.finished[refused].code == "does_not_fit"
     assert world.instance("c").claim.total_bytes == 0
     assert ModelName("c") not in world.state.holds.models()
+
+
+def test_an_engine_that_grew_into_the_margin_of_its_device_is_woken_and_started_there_again() -> None:
+    """It was once as large as the device can hold: that is no reason to refuse it for ever."""
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=22 * GIB, growth_bps=GIB, growth_limit_bytes=int(1.8 * GIB)))
+    for verb in ("sleep", "stop", "sleep"):
+        world.ask("a", for_s=20.0)
+        world.settle()
+        world.order(verb, "a")
+        world.settle()
+    assert world.ends() == ["ok"] * 3
+    assert (world.count("Launch", "a"), world.count("Wake", "a")) == (2, 1)
+    assert world.overflows == []
