@@ -26,7 +26,7 @@ from scheduler.domain.instance import (
 )
 from scheduler.domain.launch import LaunchEnd
 from scheduler.domain.reasons import Code, Reason
-from scheduler.domain.units import human_seconds
+from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator.context import Context, launch_id
 from scheduler.orchestrator.effects import EndLaunch, Find, Launch, Measure, SetGolden, SetVersion, Sleep, Stop, Wake, WatchIdle
 from scheduler.orchestrator.events import (
@@ -43,7 +43,7 @@ from scheduler.orchestrator.events import (
     WakeSent,
 )
 from scheduler.orchestrator.hosting import deepest_goal, has_host_room, host_bytes_asleep
-from scheduler.orchestrator.measuring import meet, seated, teach
+from scheduler.orchestrator.measuring import all_measured_since, meet, most_residue, seated, teach
 from scheduler.orchestrator.view import kv_bytes, target
 
 #: Failures of starts that sleep mode may be the cause of: its allocator crashes on some cards, and takes more on others.
@@ -51,6 +51,8 @@ _MAY_BE_SLEEP_MODE = frozenset({Code.CRASHED, Code.DEVICE_OOM})
 
 #: Sleeps in a row without an answer after which an engine that is awake all the same is stopped: whoever needs its room waits.
 MOST_UNANSWERED_SLEEPS = 2
+#: Seconds, doubled with each look, until a sleeper that holds too much is looked at again.
+DOUBT_AGAIN_S = 2.0
 
 _SLEEPLESS = (
     "{0} only starts without sleep mode: it is stopped where it would sleep, until its definition or the engine's version changes; "
@@ -331,6 +333,27 @@ def on_refused(ctx: Context, event: EngineRefused) -> None:
     reason = Reason(Code.ENGINE_LOST, f"{instance.model} {text}")
     if event.asleep:
         ctx.tell("fell_asleep", instance.model, reason.text)
+    _look(ctx, instance, reason)
+
+
+def doubt_sleep(ctx: Context, instance: Instance) -> None:
+    """A sleeper that holds more than it may: somebody else woke it, perhaps, or is about to. It is looked at, less and less often.
+
+    What a failed wake left mapped needs no look.
+    """
+    live = ctx.state.live_of(instance.id)
+    if instance.phase is not Phase.ASLEEP or ctx.now_s < live.doubt_at_s or instance.failures.wake:
+        return
+    held = max((all_measured_since(ctx, instance, instance.since_s) or {}).values(), default=0)
+    if held > most_residue(ctx.state, instance, instance.level or 1):
+        live.doubts += 1
+        live.doubt_at_s = ctx.now_s + DOUBT_AGAIN_S * 2.0**live.doubts
+        text = f"{instance.model} is thought to sleep and holds {human_bytes(held)}: it is looked at"
+        ctx.tell("sleep_doubted", instance.model, text)
+        _look(ctx, instance, Reason(Code.ENGINE_LOST, text))
+
+
+def _look(ctx: Context, instance: Instance, reason: Reason) -> None:
     deadline = ctx.now_s + ctx.state.policy.probe_timeout_s
     seq = ctx.transition(instance.id, ProbeLost(at_s=ctx.now_s, reason=reason, deadline_s=deadline))
     ctx.emit(Find(instance=instance.id, launch=launch_id(instance), seq=seq, started_before=False))

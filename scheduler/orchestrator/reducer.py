@@ -154,6 +154,7 @@ def _on_sampled(ctx: Context, event: Sampled) -> None:
         if instance.has_process:
             measuring.learn(ctx, instance)
             measuring.confirm(ctx, ctx.instance(instance.id))
+            lifecycle.doubt_sleep(ctx, ctx.instance(instance.id))
     if event.host is not None:
         hosting.note_host(ctx, event.host)
 

@@ -59,6 +59,8 @@ class Live:
     returned_at_s: float | None = None  # the engine said it sleeps
     returned_level: int | None = None
     unanswered_sleeps: int = 0  # in a row
+    doubts: int = 0  # looks at it since it was last awake, because it holds too much for a sleeper
+    doubt_at_s: float = 0.0  # not looked at for that again before
     effect_at_s: float = 0.0  # when the transition in progress began
     timed: bool = False  # its duration is known: it began in this daemon or was seen under way, and its end is looked for
     progress_at_s: float = 0.0  # when the start in progress last did something

@@ -87,3 +87,19 @@ def test_an_engine_that_somebody_else_puts_to_sleep_is_woken_before_it_gets_the_
         assert [line.message for line in sim.told if line.kind == "fell_asleep"] == ["a sleeps, and nobody here told it to"]
 
     play(tmp_path, {"a": FRAGILE}, script)
+
+
+def test_a_sleeper_that_somebody_else_wakes_is_known_to_be_awake(tmp_path: Path) -> None:
+    async def script(sim: Sim) -> None:
+        assert await sim.chat("a") == "ok"
+        await sim.act("sleep", "a")
+        await asyncio.sleep(10.0)
+        process = sim.world.engine("a")
+        assert process.life is not None
+        process.life.wake(sim.world.now_s)
+        sim.world.poke(process)
+        await sim.until(lambda: sim.phase("a") is Phase.AWAKE, within_s=15)
+        assert sim.instance("a").claim.total_bytes >= 6 * GIB
+        assert len(sim.world.happened("started", "a")) == 1
+
+    play(tmp_path, {"a": FRAGILE}, script)
