@@ -53,8 +53,8 @@ class Vllm:
         return ("nvidia", "cpu")
 
     def owned_flags(self) -> Mapping[str, str]:
-        """See :data:`adapters.engines.vllm_flags.OWNED`; an empty key = hotseat decides it alone."""
-        return OWNED
+        """The flags of :data:`adapters.engines.vllm_flags.OWNED` and the variables of FIXED_ENV; an empty key = hotseat decides alone."""
+        return {**OWNED, **FIXED_ENV}
 
     def levels(self, spec: ModelSpec) -> tuple[int, ...]:
         """From its flags. On the CPU level 1, of which measurement will tell that it frees nothing.

@@ -17,6 +17,8 @@ COMMAND = "command"  # the engine type whose program the operator writes
 NEEDS_MODEL = {"llamacpp": "/path/to/weights.gguf", "vllm": "/path/to/folder, or the id of a model"}
 #: Engines whose model is always a file, so that every relative path is one.
 LOADS_A_FILE = frozenset({"llamacpp"})
+#: Engines whose flags may be abbreviated: argparse takes every unambiguous beginning of one for the flag itself.
+ABBREVIATES = frozenset({"vllm"})
 #: Engine -> (end of a file that it is given by mistake, what it wants, the engine that takes such a file).
 MISTAKEN = {
     "vllm": (".gguf", "the folder of a model, with config.json and safetensors", "llamacpp"),
@@ -49,6 +51,7 @@ def check_model(context: Context, name: str) -> None:
     if kind is not None:
         _check_program(context, loc, model, kind)
         _check_flags(context, (*loc, "args"), model.args, kind)
+        _check_variables(context, loc, model, kind)
         _check_steps(context, loc, model, kind)
         _check_url(context, loc, model, kind)
     for variable in model.env:
@@ -126,9 +129,19 @@ def _check_flags(context: Context, loc: Loc, args: Sequence[str], kind: str) -> 
         written = word.partition("=")[0]
         # Both llama.cpp and vLLM take --like_this for --like-this.
         flag = f"--{written[2:].replace('_', '-')}" if written.startswith("--") else written
-        if flag in owned:
-            message = f"{written} is set by hotseat itself"
-            context.report((*loc, index), "owned_flag", message, f"remove it and use: {owned[flag]}" if owned[flag] else "remove it")
+        begun = kind in ABBREVIATES and len(flag) > len("--") and flag.startswith("--")
+        meant = flag if flag in owned else next((name for name in owned if begun and name.startswith(flag)), None)
+        if meant is not None:
+            message = f"{written} is set by hotseat itself" if meant == flag else f"{written} means {meant}, which is set by hotseat itself"
+            context.report((*loc, index), "owned_flag", message, f"remove it and use: {owned[meant]}" if owned[meant] else "remove it")
+
+
+def _check_variables(context: Context, loc: Loc, model: ModelSection, kind: str) -> None:
+    owned = context.facts.owned_flags.get(kind, {})
+    for name in model.env:
+        if name in owned:
+            fix = f"remove it and use: {owned[name]}" if owned[name] else "remove it"
+            context.report((*loc, "env", name), "owned_flag", f"{name} is set by hotseat itself", fix, key=True)
 
 
 def _check_steps(context: Context, loc: Loc, model: ModelSection, kind: str) -> None:

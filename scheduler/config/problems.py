@@ -24,7 +24,7 @@ CODES: Mapping[str, str] = {
     "name_taken": "A name, alias or device id means two things.",
     "unknown_engine": "There is no such engine.",
     "unknown_device": "There is no such device.",
-    "owned_flag": "An argument sets what the engine's adapter sets itself.",
+    "owned_flag": "An argument or a variable sets what the engine's adapter sets itself.",
     "unknown_placeholder": "A `${...}` that is not known, or an environment variable that is not set.",
     "missing_port": "A command that does not pass `${port}` on.",
     "env_file": "A line of an env file is not NAME=VALUE.",
