@@ -11,7 +11,7 @@ import pytest
 from scheduler.cli import main as cli
 from scheduler.cli.doctor import installation
 from scheduler.cli.doctor.installation import check_packages, check_python, check_sqlite
-from scheduler.cli.doctor.machine import check_limits, check_memory, check_shm, check_state_dir, filesystem_of
+from scheduler.cli.doctor.machine import check_limits, check_memory, check_shm, check_sleep_memory, check_state_dir, filesystem_of
 from tests.support import worlds
 from tests.support.fake_plane import FakePlane, PlaneServer
 
@@ -158,6 +158,25 @@ def test_memory_against_the_declared_budgets(tmp_path: Path, budget: int | None,
     assert (memory.name, memory.state) == ("memory", state)
     assert memory.text.startswith("4.0 GiB available of 8.0 GiB")
     assert (swap.state, swap.text) == ("ok", "none")
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "text"),
+    [
+        (None, "warn", "2.0 GiB of host memory for weights of sleepers, half of what is available, less than one card of 3.0 GiB"),
+        (3 * GIB, "ok", "3.0 GiB of host memory for weights of sleepers"),
+        (1 * GIB, "warn", "1.0 GiB of host memory for weights of sleepers, less than one card of 3.0 GiB"),
+        (9 * GIB, "warn", "9.0 GiB of host memory for weights of sleepers, but there are only 8.0 GiB in all"),
+        (0, "ok", "host.sleep_memory is 0: nothing sleeps at level 1"),
+    ],
+)
+def test_host_memory_to_sleep_in(tmp_path: Path, said: int | None, state: str, text: str) -> None:
+    proc = meminfo(tmp_path, MemTotal=8 * GIB // KIB, MemAvailable=4 * GIB // KIB)
+    (found,) = check_sleep_memory(said, 3 * GIB, proc)
+    assert (found.name, found.state) == ("sleep", state)
+    assert found.text.startswith(text)
+    assert bool(found.fix) == (state == "warn")
+    assert check_sleep_memory(said, 0, proc) == [], "nobody asks for it without a card"
 
 
 def test_memory_without_the_number(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from scheduler.cli.doctor.engines import check_engines
 from scheduler.cli.doctor.finding import Finding
 from scheduler.cli.doctor.gpu import check_nvidia, look_at_host
 from scheduler.cli.doctor.installation import check_packages, check_python, check_sqlite
-from scheduler.cli.doctor.machine import check_limits, check_memory, check_shm, check_state_dir
+from scheduler.cli.doctor.machine import check_limits, check_memory, check_shm, check_sleep_memory, check_state_dir
 from scheduler.cli.doctor.running import check_config, check_daemon, cpu_budget
 from scheduler.cli.failure import FAILED, OK
 from scheduler.cli.render.facts import View
@@ -45,17 +45,21 @@ def examine(context: Context) -> list[Finding]:
     config = check_config(args.config, environ, os.geteuid(), home)
     running = check_daemon(context.daemon, VERSION)
     total, own = cpu_budget(running.status)
+    facts = nvidia_facts()
+    largest = max((device.capacity_bytes for device in facts.devices), default=0) if "vllm" in config.engines and config.discovers else 0
+    sleep_bytes = running.status["host"]["sleep_limit_bytes"] if running.status is not None else config.sleep_bytes
     default = SYSTEM_STATE_DIR if os.geteuid() == 0 else user_state_dir(str(home))
     state_dir = Path(args.state_dir or environ.get("HOTSEAT_STATE_DIR") or config.state_dir or default)
     return [
         check_python(),
         check_sqlite(),
         *check_packages(),
-        *check_nvidia(look_at_host(), nvidia_facts, discovers=config.discovers),
+        *check_nvidia(look_at_host(), lambda: facts, discovers=config.discovers),
         *check_engines(environ.get("PATH"), config.engines),
         *config.findings,
         *check_state_dir(state_dir.expanduser().absolute()),
         *check_memory(total or config.cpu_bytes, own),
+        *check_sleep_memory(sleep_bytes, largest),
         check_shm(),
         *check_limits(),
         *running.findings,

@@ -111,6 +111,28 @@ def _budget(text: str, available: int, budget_bytes: int | None, own_bytes: int)
     return ok("memory", text)
 
 
+def check_sleep_memory(said_bytes: int | None, card_bytes: int, proc: str = "/proc") -> list[Finding]:
+    """Host memory for the weights of level-1 sleepers against the largest card; nothing without a card.
+
+    ``said_bytes``: what the daemon or the configuration says, None = half of what is available.
+    """
+    found = host_memory(proc)
+    if not card_bytes or found is None:
+        return []
+    total, available = found
+    if said_bytes == 0:
+        return [ok("sleep", "host.sleep_memory is 0: nothing sleeps at level 1")]
+    limit = available // 2 if said_bytes is None else said_bytes
+    text = f"{size(limit)} of host memory for weights of sleepers" + (", half of what is available" if said_bytes is None else "")
+    if limit > total:
+        fix = f"write host: {{sleep_memory: SIZE}} with less than {size(total)}, or auto"
+        return [warn("sleep", f"{text}, but there are only {size(total)} in all", fix)]
+    if limit < card_bytes:
+        tail = f"less than one card of {size(card_bytes)}: a model that fills it goes to level 2, or is stopped"
+        return [warn("sleep", f"{text}, {tail}", "end other programs, raise host.sleep_memory, or add memory")]
+    return [ok("sleep", text)]
+
+
 def _swap(facts: Mapping[str, int]) -> Finding:
     """Swap that is in use may hold the weights of a sleeper: its wake then reads them from disk."""
     total = facts.get("SwapTotal", 0)

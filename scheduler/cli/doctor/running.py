@@ -22,6 +22,7 @@ class Configured(NamedTuple):
     state_dir: Path | None = None
     engines: Mapping[str, frozenset[str]] = MappingProxyType({})  # type -> programs that enabled models need; "" = what is found
     discovers: bool = True  # NVIDIA cards are looked for
+    sleep_bytes: int | None = None  # host.sleep_memory; None = auto
 
 
 def check_config(argument: str | None, environ: Mapping[str, str], euid: int, home: Path) -> Configured:
@@ -46,6 +47,7 @@ def check_config(argument: str | None, environ: Mapping[str, str], euid: int, ho
         result.settings.state_dir,
         _programs(spec for spec in result.models.values() if spec.enabled),
         "nvidia" in result.settings.discover,
+        result.settings.host_sleep_bytes,
     )
 
 
