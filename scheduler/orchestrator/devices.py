@@ -21,7 +21,8 @@ FOREIGN_WINDOW_S = 600.0
 #: Code of a family whose devices cannot be listed.
 BLIND = "devices_unreadable"
 
-_CODES = {
+#: What a device that is not well is called in the list of what is degraded, and in the event feed.
+HEALTH_CODES = {
     Health.DRAINING: "device_draining",
     Health.LOST: "device_lost",
     Health.MISSING: "device_missing",
@@ -38,7 +39,7 @@ def on_devices_changed(ctx: Context, event: DevicesChanged) -> None:
             del state.devices[device]
             state.samples.pop(device, None)
             state.foreign.pop(device, None)
-            for code in _CODES.values():  # whatever it complained about, it is gone
+            for code in HEALTH_CODES.values():  # whatever it complained about, it is gone
                 state.degraded.pop(f"{code}:{device}", None)
             miss(state, device, info)
             text = f"{device} ({info.name}) is not there any more"
@@ -111,13 +112,13 @@ def note(ctx: Context, sample: DeviceSample) -> None:
         ctx.tell(news.kind, device, news.message)
     old = before.health if before is not None else Health.OK
     if sample.health is not old:
-        state.degraded.pop(f"{_CODES.get(old, '')}:{device}", None)
-        if sample.health in _CODES:
-            ctx.tell(_CODES[sample.health], device, f"{device}: {sample.trouble}")
+        state.degraded.pop(f"{HEALTH_CODES.get(old, '')}:{device}", None)
+        if sample.health in HEALTH_CODES:
+            ctx.tell(HEALTH_CODES[sample.health], device, f"{device}: {sample.trouble}")
         else:
             ctx.tell("device_back", device, f"{device} is well again")
-    if sample.health in _CODES:
-        key = f"{_CODES[sample.health]}:{device}"
+    if sample.health in HEALTH_CODES:
+        key = f"{HEALTH_CODES[sample.health]}:{device}"
         since = state.degraded[key][2] if key in state.degraded else state.wall
         state.degraded[key] = (f"{device}: {sample.trouble}", sample.fix, since)
 

@@ -11,8 +11,10 @@ import pytest
 from scheduler.cli.commands.config import check_file
 from scheduler.cli.registry import ALIASES, BY_NAME, GROUPS
 from scheduler.config.report import check_text, exit_code
+from scheduler.domain.device import Health
 from scheduler.domain.instance import TRANSITIONS, Phase
 from scheduler.domain.reasons import Code
+from scheduler.orchestrator.devices import BLIND, HEALTH_CODES
 from scheduler.telemetry.metric_list import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,6 +144,42 @@ def test_commands_in_messages_exist(room: str) -> None:
         (word, source.name) for source in (ROOT / room).rglob("*.py") for word in re.findall(r"\bhotseat ([a-z][a-z-]+)", _told(source))
     }
     assert {(word, name) for word, name in used if word not in known | _PROSE} == set()
+
+
+def _kinds_told() -> set[str]:
+    """Kinds of events that stand as words in the code: what is told by ``tell``, and what devices report."""
+    found = set()
+    rooms = ("scheduler/orchestrator", "scheduler/daemon", "adapters")
+    for source in [path for room in rooms for path in (ROOT / room).rglob("*.py")]:
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+            given = [keyword.value for keyword in node.keywords if keyword.arg == "kind" and name in ("Tell", "DeviceNews")]
+            words = node.args[:1] if name == "tell" and len(node.args) == 3 else given  # kind, subject, message
+            found |= {word.value for word in words if isinstance(word, ast.Constant)}
+    return found
+
+
+def test_every_kind_of_event_is_explained_and_no_other() -> None:
+    page = (ROOT / "docs" / "reference" / "control-api.md").read_text(encoding="utf-8")
+    rows = page.split("\n## Events\n")[1].split("|---|---|\n")[1].split("\n\n")[0].splitlines()
+    explained = [kind for row in rows for kind in re.findall(r"`([a-z_]+)`", row.split("|")[1])]
+    assert len(explained) == len(set(explained))
+    assert set(explained) == _kinds_told() | set(HEALTH_CODES.values()) | {Code.DISK_LOW.value}
+
+
+def test_every_code_of_what_is_degraded_is_explained() -> None:
+    page = (ROOT / "docs" / "reference" / "reasons.md").read_text(encoding="utf-8")
+    table = page.split("## What is degraded")[1].split("## ")[0]
+    keys = {
+        code
+        for source in (ROOT / "scheduler" / "orchestrator").glob("*.py")
+        for code in re.findall(r"""(?:degraded\[f?|key = f)"([a-z_]+)""", source.read_text(encoding="utf-8"))
+    }
+    assert {"over_capacity", "host_over_capacity", "store"} <= keys
+    for code in keys | {f"device_{health.value}" for health in (Health.STALE,)} | set(HEALTH_CODES.values()) | {BLIND, Code.DISK_LOW.value}:
+        assert re.search(rf"^\| `?{code}`? \|", table, re.MULTILINE), code
 
 
 def test_every_reason_code_is_explained_and_no_other() -> None:
