@@ -157,7 +157,7 @@ def _kinds_told() -> set[str]:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
             given = [keyword.value for keyword in node.keywords if keyword.arg == "kind" and name in ("Tell", "DeviceNews")]
             words = node.args[:1] if name == "tell" and len(node.args) == 3 else given  # kind, subject, message
-            found |= {word.value for word in words if isinstance(word, ast.Constant)}
+            found |= {str(word.value) for word in words if isinstance(word, ast.Constant)}
     return found
 
 

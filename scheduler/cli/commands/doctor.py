@@ -46,7 +46,8 @@ def examine(context: Context) -> list[Finding]:
     running = check_daemon(context.daemon, VERSION)
     total, own = cpu_budget(running.status)
     facts = nvidia_facts()
-    largest = max((device.capacity_bytes for device in facts.devices), default=0) if "vllm" in config.engines and config.discovers else 0
+    seats = [device for device in facts.devices if device.allocatable] if "vllm" in config.engines and config.discovers else []
+    largest = max((device.capacity_bytes for device in seats), default=0)
     sleep_bytes = running.status["host"]["sleep_limit_bytes"] if running.status is not None else config.sleep_bytes
     default = SYSTEM_STATE_DIR if os.geteuid() == 0 else user_state_dir(str(home))
     state_dir = Path(args.state_dir or environ.get("HOTSEAT_STATE_DIR") or config.state_dir or default)
