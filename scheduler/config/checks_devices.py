@@ -57,7 +57,7 @@ def _check_discover(context: Context) -> None:
         elif kind in ("cpu", "other"):
             context.report(loc, "bad_value", f"devices of kind {kind} are not discovered", "list them under devices.declared")
         elif kind not in DISCOVERED:
-            context.report(loc, "bad_value", f"unknown kind of device {kind!r}", nearest(kind, DISCOVERED))
+            context.report(loc, "bad_value", f"unknown kind of device {kind!r}", nearest(kind, DISCOVERED_NOW))
         elif kind not in DISCOVERED_NOW:
             message = f"devices of kind {kind} are not supported yet"
             context.report(loc, "not_supported_yet", message, f"remove it; discovered now: {', '.join(DISCOVERED_NOW)}")

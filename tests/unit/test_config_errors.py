@@ -133,6 +133,7 @@ DEVICES: list[Case] = [
     ("devices: {override: {gpu0: {headroom: §100%}}}", "bad_value", "leaves nothing", ""),
     ("devices: {discover: §nvidia}", "wrong_type", "expected a list, found the text 'nvidia'", "[a, b]"),
     ("devices: {discover: [§nvidea]}", "bad_value", "unknown kind of device 'nvidea'", "did you mean 'nvidia'?"),
+    ("devices: {discover: [§cuda]}", "bad_value", "unknown kind of device 'cuda'", "there is: nvidia"),
     ("devices: {discover: [nvidia, §rngd]}", "not_supported_yet", "devices of kind rngd", "discovered now: nvidia"),
     ("devices: {discover: [§cpu]}", "bad_value", "kind cpu are not discovered", "devices.declared"),
     ("devices: {discover: [nvidia, §nvidia]}", "bad_value", "nvidia is listed twice", ""),
