@@ -357,13 +357,14 @@ def _asked_by(holds: int) -> str:
 
 def _open(ctx: Context, model: ModelName, fits: Fits) -> None:
     state = ctx.state
-    waiting = len(state.holds.of(model))
+    holds = state.holds_of(model)
     by_hold = state.wanted(model)
+    operator = bool(holds) and all(hold.action is not None for hold in holds)
     cause = _cause(ctx, model)
     away = ", ".join(f"{leave.seat.model} to {leave.exit.goal}" for leave in fits.leaves)
     freed = sum(sum(leave.exit.claim_freed.values()) for leave in fits.leaves)
-    code = Code.REQUESTED if by_hold else Code.ALWAYS
-    why = _asked_by(waiting) if by_hold else "configured awake: always"
+    code = Code.ASKED if operator else Code.REQUESTED if by_hold else Code.ALWAYS
+    why = "asked for by an operator" if operator else _asked_by(len(holds)) if by_hold else "configured awake: always"
     deeper = why_deeper(state, fits.leaves)
     text = f"{model} on {', '.join(fits.devices)}: {why}" + (f"; puts away {away} ({human_bytes(freed)})" if away else "")
     text = "; ".join((text, *deeper))

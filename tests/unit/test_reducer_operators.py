@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.domain.ids import ActionId
 from scheduler.domain.instance import EMPTY_PHASES
-from scheduler.domain.reasons import Code
+from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import GIB
 from scheduler.orchestrator import events as ev
 from tests.support.behaviour import Behaviour, StartFailure
@@ -40,6 +40,7 @@ def test_wake_brings_it_awake_and_says_when() -> None:
     world.settle()
     assert ended(world, action) == (True, "")
     assert "awake after 3.0 s" in world.finished[action].message
+    assert world.instance("a").reason == Reason(Code.ASKED, "a on gpu0: asked for by an operator"), "no request is behind it"
     again = world.order("wake", "a")
     assert "already" in world.finished[again].message
 
