@@ -11,7 +11,12 @@ from scheduler.config.source import Source
 
 OWNED = {
     "llamacpp": {"--port": "", "--host": "", "-m": "model", "--model": "model", "--cache-ram": "footprint.kv_max"},
-    "vllm": {"--port": "", "--tensor-parallel-size": "devices.count", "--gpu-memory-utilization": "footprint", "CUDA_VISIBLE_DEVICES": "devices.ids"},
+    "vllm": {
+        "--port": "",
+        "--tensor-parallel-size": "devices.count",
+        "--gpu-memory-utilization": "footprint",
+        "CUDA_VISIBLE_DEVICES": "devices.ids",
+    },
 }
 
 
