@@ -116,12 +116,14 @@ class Kernel:
     async def stop(self) -> None:
         """Stop acting and write what is still in memory; engines keep running."""
         await self._scope.aclose()
+        await self.sampler.close()
         await self.applier.close()
         await self._write_usage()
 
     async def crash(self) -> None:
         """For tests: everything of this process is gone at once."""
         await self._scope.aclose()
+        await self.sampler.close()
         await self.applier.close()
 
     # --- devices ----------------------------------------------------------------------------------------------------

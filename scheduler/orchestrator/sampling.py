@@ -17,6 +17,7 @@ from scheduler.orchestrator.supervisor import Supervisor
 from scheduler.ports.device import DeviceSource
 from scheduler.ports.engine import Attaches
 from scheduler.ports.launcher import ProcessHandle
+from scheduler.telemetry.tasks import TaskScope
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -48,8 +49,14 @@ class Sampler:
         self._changed = changed
         self._failing: set[str] = set()
         self._strangers: dict[ModelName, tuple[ProcessHandle | None, float]] = {}
+        self._scope = TaskScope("sampler")
+        self._listing: dict[int, asyncio.Task[None]] = {}
         self._list_at_s = parts.clock.monotonic() + BLIND_S
         self._generations = {id(source): source.generation for source in parts.sources}
+
+    async def close(self) -> None:
+        """Stop looking for devices."""
+        await self._scope.aclose()
 
     def poke(self) -> None:
         """Measure at once."""
@@ -77,7 +84,7 @@ class Sampler:
         moving = frozenset(holder_of(i.id) for i in self._state.instances.values() if i.phase in GROWING_PHASES | SHRINKING_PHASES)
         for source in self._parts.sources:
             samples += await self._try(f"devices of kind {source.kind}", source.sample(groups, moving)) or ()
-            await self._list_again(source)
+            self._list_again(source)
         host = await self._try("host memory", self._host(groups)) if self._parts.host is not None else None
         self._post(Sampled(at_s=self._parts.clock.monotonic(), samples=tuple(samples), host=host))
 
@@ -99,17 +106,25 @@ class Sampler:
             self._failing.discard(what)
         return found
 
-    async def _list_again(self, source: DeviceSource) -> None:
-        """Where the set of devices has changed, and every so often where it could not be listed."""
+    def _list_again(self, source: DeviceSource) -> None:
+        """Where the set of devices has changed, and every so often where it could not be listed.
+
+        Beside the measurements: a driver that hangs takes a minute to say nothing, and other families have to be measured meanwhile.
+        """
+        if (under_way := self._listing.get(id(source))) is not None and not under_way.done():
+            return
         blind, now_s = f"{BLIND}:{source.kind}" in self._state.degraded, self._parts.clock.monotonic()
         seen = source.generation
         if seen == self._generations[id(source)] and not (blind and now_s >= self._list_at_s):
             return
         self._list_at_s = now_s + BLIND_S
-        if await self._try(f"the list of {source.kind} devices", self._look_again(source)):
+        self._listing[id(source)] = self._scope.spawn(self._look_again(source, seen), f"list:{source.kind}")
+
+    async def _look_again(self, source: DeviceSource, seen: int) -> None:
+        if await self._try(f"the list of {source.kind} devices", self._changed_to(source)):
             self._generations[id(source)] = seen
 
-    async def _look_again(self, source: DeviceSource) -> bool:
+    async def _changed_to(self, source: DeviceSource) -> bool:
         await self._changed(source)
         return True
 
