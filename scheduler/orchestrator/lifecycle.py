@@ -248,7 +248,7 @@ def on_exit(ctx: Context, event: EngineExited) -> None:
                 exit_signal=event.exit_signal,
                 reason=event.reason.code,
                 log_line=event.reason.log_line,
-                duration_s=event.at_s - live.effect_at_s,
+                duration_s=event.at_s - live.effect_at_s if started else None,
             )
         )
     )

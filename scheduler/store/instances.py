@@ -112,7 +112,11 @@ def set_launch_golden(conn: Connection, launch: LaunchId, golden: str) -> None:
 
 
 def end_launch(conn: Connection, end: LaunchEnd) -> None:
-    """Record how a launch ended; raises NotFound (``store_no_row``)."""
+    """Record how a launch ended, or that its start did; raises NotFound (``store_no_row``).
+
+    Seconds are those of the start: an end that tells none leaves what was recorded when it became ready.
+    """
+    timed = {} if end.duration_s is None else {"duration_s": end.duration_s}
     _change(
         conn,
         end.launch,
@@ -122,7 +126,7 @@ def end_launch(conn: Connection, end: LaunchEnd) -> None:
         exit_signal=end.exit_signal,
         end_reason=end.reason.value,
         log_line=end.log_line,
-        duration_s=end.duration_s,
+        **timed,
     )
 
 

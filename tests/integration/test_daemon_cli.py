@@ -48,6 +48,8 @@ async def test_a_day_in_words(tmp_path: Path) -> None:
         assert not alive(before)
         assert "freed in" in await said(daemon, "stop plain")
         assert "plain is already stopped; nothing was done" in await said(daemon, "stop plain")
+        starts = (await daemon.get("/control/v1/models/plain"))["starts"]
+        assert [(start["result"], start["duration_s"] is not None) for start in starts] == [("stopped", True)] * 2
 
 
 async def test_what_can_be_looked_at(tmp_path: Path) -> None:

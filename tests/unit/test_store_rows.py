@@ -114,6 +114,17 @@ def test_any_launch_comes_back_with_what_became_known_later(store: Undone, recor
 
 
 @few
+@given(any_of(LaunchRecord, id=st.integers(1, 2**62), pid=st.none(), start_ticks=st.none()), st.sampled_from(["stopped", "lost"]))
+def test_the_seconds_of_a_start_are_kept_when_it_ends(store: Undone, record: LaunchRecord, result: str) -> None:
+    with store as conn:
+        save_models(conn, [model(model_of(record.instance))], 1.0)
+        save_launch(conn, record)
+        end_launch(conn, LaunchEnd(launch=record.id, at=7.0, result="ready", duration_s=6.5))
+        end_launch(conn, LaunchEnd(launch=record.id, at=90.0, result=result))
+        assert load_launch_end(conn, record.id) == LaunchEnd(launch=record.id, at=90.0, result=result, duration_s=6.5)
+
+
+@few
 @given(any_of(Transition, seq=st.integers(1, 2**62)))
 def test_any_transition_comes_back(store: Undone, line: Transition) -> None:
     with store as conn:
