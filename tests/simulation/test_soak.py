@@ -25,7 +25,7 @@ def soak(folder: Path, seed: int, minutes: float) -> Soak:
 
 
 def test_a_few_minutes(tmp_path: Path) -> None:
-    life = soak(tmp_path, 0, 4.0)
+    life = soak(tmp_path, 0, 3.0)
     assert life.ends["ok"] > life.figures["requests"] // 3, life.ends
 
 
