@@ -171,4 +171,4 @@ async def test_an_engine_that_woke_while_no_daemon_was_there_is_started_afresh(w
         await daemon.start()
         assert (await daemon.chat("a"))[0] == 200
         assert await daemon.pid("a") != pid
-        assert "nobody saw its wake end well" in (await daemon.cli("story", "a"))[1]
+        assert "its wake was not seen to end well" in (await daemon.cli("story", "a"))[1]
