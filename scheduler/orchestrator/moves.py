@@ -26,6 +26,7 @@ from scheduler.orchestrator.effects import CutLeases, FinishAction, Measure, Sav
 from scheduler.orchestrator.hosting import has_host_room, host_bytes_asleep, loads_before
 from scheduler.orchestrator.state import FORCE_GRACE_S, Wish
 from scheduler.orchestrator.view import grows_beside, may_sit, picture, restless, target
+from scheduler.planner.evict import why_blocked
 from scheduler.planner.feasible import admits_growth, gap_on
 
 #: How long a grow waits for measured room after all shrinks are through, before the move is given up with an alarm.
@@ -241,7 +242,10 @@ def _admit(ctx: Context, move: Move, step: Step) -> MoveState | None:
     if ctx.now_s < until:
         ctx.emit(Measure(devices=devices))
         return None
-    ctx.tell("memory_not_freed", instance.model, f"not started: the room for {instance.model} was not seen free within {SETTLE_S:.0f} s")
+    why = f"the room for {instance.model} was not seen free within {SETTLE_S:.0f} s"
+    if not admits_growth(now, devices):
+        why = f"{instance.model} waited {SETTLE_S:.0f} s for its devices: {why_blocked(now, devices)}"
+    ctx.tell("memory_not_freed", instance.model, f"not started: {why}")
     ctx.state.cooldown[instance.model] = ctx.now_s + 1.0
     return MoveState.FAILED
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler.domain.ids import DeviceId, ModelName
+from scheduler.domain.instance import Phase
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import human_bytes
 from scheduler.planner.cover import Budget, Cover, Key, Way, is_better
@@ -65,10 +66,10 @@ def evict(picture: Picture, target: Target) -> Fits | NotNow | Never:
     left = STEP_LIMIT
     for rank, devices in enumerate(possible):
         if any(d in picture.blocked_devices for d in devices):
-            blocked.append(NotNow(Reason(Code.WAITING_MOVE, f"another change on {', '.join(devices)} is under way")))
+            blocked.append(NotNow(Reason(Code.WAITING_MOVE, _who_moves(picture, devices))))
             continue
         if not admits_growth(picture, devices):
-            blocked.append(NotNow(Reason(Code.WAITING_MEMORY, _why_blocked(picture, devices))))
+            blocked.append(NotNow(Reason(Code.WAITING_MEMORY, why_blocked(picture, devices))))
             continue
         gaps = {d: gap_on(picture, target, d) for d in devices}
         budget = Budget(share := left // (len(possible) - rank))  # what one set does not need is left to the others
@@ -83,7 +84,14 @@ def evict(picture: Picture, target: Target) -> Fits | NotNow | Never:
     return min(blocked, key=lambda b: b.retry_at_s if b.retry_at_s is not None else float("inf"))
 
 
-def _why_blocked(picture: Picture, devices: tuple[DeviceId, ...]) -> str:
+def _who_moves(picture: Picture, devices: tuple[DeviceId, ...]) -> str:
+    moving = [s for s in picture.seats if s.phase not in (Phase.AWAKE, Phase.ASLEEP) and not set(devices).isdisjoint(s.devices)]
+    who = ", ".join(f"{s.model} is {s.phase.value.replace('_', ' ')}" for s in moving[:3])
+    return f"another change on {', '.join(devices)} is under way" + (f": {who}" if who else "")
+
+
+def why_blocked(picture: Picture, devices: tuple[DeviceId, ...]) -> str:
+    """Why nothing may grow on these devices, whoever leaves."""
     said = [view.blocked for d in devices if (view := picture.devices.get(d)) is not None and view.blocked]
     return "; ".join(said) or f"no fresh measurement of {', '.join(devices)}"
 

@@ -311,3 +311,14 @@ def test_nothing_is_said_against_a_model_that_fits_once_others_have_left() -> No
     world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=20 * GIB), b=Behaviour(awake_bytes=20 * GIB))
     world.ask("b")
     assert never_fits(world.state, ModelName("a")) is None
+
+
+def test_a_restart_that_cannot_start_again_says_what_the_device_has() -> None:
+    world = in_phase("awake", count=1)
+    world.run(61)
+    action = world.order("restart", "a")
+    world.ail("gpu0", Health.DRIVER_MISMATCH)
+    world.run(60)
+    assert not world.finished[action].ok
+    (line,) = [line for line in world.told if line.kind == "memory_not_freed"]
+    assert line.message == "not started: a waited 10 s for its devices: gpu0 is driver mismatch: driver_mismatch"

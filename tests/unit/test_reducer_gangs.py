@@ -171,3 +171,13 @@ def test_a_run_with_a_smaller_cache_says_nothing_of_the_next_with_a_larger_one()
     world.settle()
     assert world.procs[world.instance("a").id].life.behaviour.kv_bytes == 12 * GIB
     assert not world.overflows
+
+
+def test_who_waits_for_a_device_that_changes_hands_hears_who_is_moving() -> None:
+    """A member fell ill, and the whole gang finishes its answers: that keeps the healthy member's device, too."""
+    world = Plain({}, infos=linked(2), specs={"a": PAIR}, a=BIG, b=BIG)
+    world.ask("a", for_s=600.0)
+    world.run(10)
+    world.ail("gpu1", Health.DRAINING)
+    world.ask("b")
+    assert world.state.hold_reasons[ModelName("b")].text == "another change on gpu0 is under way: a is draining"
