@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scheduler.domain.claims import Source
 from scheduler.domain.errors import HotseatError, Permanent, Temporary
 from scheduler.domain.ids import InstanceId, LaunchId
 from scheduler.domain.launch import LaunchRecord
@@ -317,7 +318,13 @@ class Supervisor:
             return None
 
     async def _wake_found(self, found: Probe, progress: "Progress", launch: LaunchId) -> bool:
-        """An engine that slept when it was taken in: there is room for it now, so it is woken first."""
+        """An engine that slept when it was taken in: there is room for it now, so it is woken first.
+
+        As long as nobody knows how much it takes awake, there may be no room: then it is not.
+        """
+        if self._need_record().footprint.source is Source.ESTIMATED:
+            self._tell_exit(launch, _OF_UNKNOWN_SIZE)
+            return True
         try:
             await self._sleeper().wake(self.endpoint(), found.level or 1, WARM_UP_TIMEOUT_S)
         except HotseatError as error:
@@ -557,6 +564,13 @@ class Supervisor:
                 blind = blind + 1 if running is None else 0
                 await asyncio.sleep(IDLE_POLL_S)
         self._post(EngineIdle(at_s=self._now(), instance=self.instance, launch=launch))
+
+
+_OF_UNKNOWN_SIZE = Reason(
+    Code.ENGINE_LOST,
+    "the attached engine sleeps, and how much memory it takes awake was never measured: it might find no room, or take that of others",
+    "wake it once where it was started (vLLM: POST /wake_up), or declare its `footprint`",
+)
 
 
 def reason_of(error: Exception, fallback: Code = Code.CRASHED) -> Reason:

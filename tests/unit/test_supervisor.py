@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from scheduler.domain.claims import Footprint
+from scheduler.domain.claims import Footprint, Source
 from scheduler.domain.ids import InstanceId, LaunchId
 from scheduler.domain.launch import LaunchRecord
+from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code
 from scheduler.orchestrator.effects import CheckNow, Find, Wake
 from scheduler.orchestrator.events import EngineExited, EngineReady, EngineRefused, EngineSlow, Found, Happening, StartProgressed, WakeSent
@@ -171,3 +172,34 @@ async def test_a_start_that_writes_or_reads_is_said_to_progress(virtual_clock: V
 async def test_an_engine_of_ours_is_ready_when_it_says_so(virtual_clock: VirtualClock) -> None:
     said = await until_ready(virtual_clock, [REFUSED, STARTING, READY], [True])
     assert [type(event) for event in said] == [EngineReady]
+
+
+class Theirs(Scripted):
+    """Somebody else's engine. Awake once it was woken."""
+
+    def __init__(self, *answers: Answer) -> None:
+        super().__init__(*answers)
+        self.woken = 0
+
+    def port(self, spec: ModelSpec) -> int:
+        raise AssertionError("it was taken in already")
+
+    async def wake(self, endpoint: Endpoint, level: int, timeout_s: float) -> None:
+        self.woken += 1
+        self.answers = [READY]
+
+
+@pytest.mark.parametrize("source", [Source.ESTIMATED, Source.DECLARED, Source.MEASURED])
+async def test_a_sleeper_of_somebody_else_is_woken_when_it_is_known_what_it_takes(virtual_clock: VirtualClock, source: Source) -> None:
+    said: list[Happening] = []
+    engine = Theirs(STARTING, Answer.ASLEEP)
+    supervisor = Supervisor(IID, parts_of(virtual_clock, engine, Ports(True)), said.append)
+    supervisor.adopt(replace(record(), pid=2, start_ticks=3, footprint=Footprint(awake_bytes=1, source=source)))
+    finding = asyncio.create_task(supervisor.carry_out(Find(instance=IID, launch=LaunchId(1), seq=1, started_before=True)))
+    await elapse(10.0)
+    await supervisor.close()
+    await asyncio.wait([finding])
+    known = source is not Source.ESTIMATED
+    assert engine.woken == known
+    assert any(isinstance(event, EngineReady) for event in said) == known
+    assert [event.reason.code for event in said if isinstance(event, EngineExited)] == ([] if known else [Code.ENGINE_LOST])
