@@ -37,6 +37,7 @@ def on_devices_changed(ctx: Context, event: DevicesChanged) -> None:
     for device, info in [(d, i) for d, i in state.devices.items() if i.kind == event.kind]:
         if device not in now:
             del state.devices[device]
+            state.vanished[device] = (info, state.now_s)
             state.samples.pop(device, None)
             state.foreign.pop(device, None)
             for code in HEALTH_CODES.values():  # whatever it complained about, it is gone
@@ -49,6 +50,7 @@ def on_devices_changed(ctx: Context, event: DevicesChanged) -> None:
         if device not in state.devices:
             ctx.tell("device_found", device, f"{device} ({info.name}) is there")
         state.degraded.pop(f"device_missing:{device}", None)
+        state.vanished.pop(device, None)
     others = {d: i for d, i in state.devices.items() if i.kind != event.kind}
     state.devices = {**others, **now}
 

@@ -171,6 +171,7 @@ class State:
     models: dict[ModelName, ModelSpec] = field(default_factory=dict)
     facts: dict[ModelName, ModelFacts] = field(default_factory=dict)
     devices: dict[DeviceId, DeviceInfo] = field(default_factory=dict)
+    vanished: dict[DeviceId, tuple[DeviceInfo, float]] = field(default_factory=dict)  # no longer in the list, since when
     samples: dict[DeviceId, DeviceSample] = field(default_factory=dict)
     foreign: dict[DeviceId, list[tuple[float, int]]] = field(default_factory=dict)  # falling edge of what others used: (when, bytes)
     vacated_s: dict[DeviceId, float] = field(default_factory=dict)  # when one of ours last gave memory back there

@@ -4,22 +4,35 @@ from scheduler.domain.device import DeviceInfo
 from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code, Reason
-from scheduler.domain.units import human_bytes
+from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator.devices import BLIND
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.view import start_target
 from scheduler.planner.feasible import fits_alone, most_bytes
 
+#: A device that vanished may be back after a reset of its driver: for so long nobody is told that there is none, seconds.
+RETURN_S = 120.0
 #: Devices of this kind have the size that the configuration gives them.
 _BUDGETED = "cpu"
 
 
 def unreadable(state: State, model: ModelName) -> Reason | None:
-    """Why nobody can say whether it ever fits: its devices cannot be listed at the moment."""
+    """Why nobody can say whether it ever fits: its devices cannot be listed at the moment, or one vanished a moment ago."""
     for kind in _kinds(state, state.models[model]):
         found = state.degraded.get(f"{BLIND}:{kind}")
         if found is not None:
             return Reason(Code.WAITING_MEMORY, f"devices of kind {kind} cannot be listed: {found[0]}", found[1])
+    return _vanished(state, state.models[model])
+
+
+def _vanished(state: State, spec: ModelSpec) -> Reason | None:
+    """Whether a device is away on which it would have room, alone or with others."""
+    need = start_target(state, spec.name).need_bytes
+    for device, (info, since_s) in state.vanished.items():
+        wanted = info.kind in _kinds(state, spec) and (not spec.devices.ids or device in spec.devices.ids)
+        if wanted and state.now_s < since_s + RETURN_S and info.allocatable and fits_alone(need, (info,)):
+            text = f"{device} ({info.name}) is not there any more; it is waited for up to {human_seconds(RETURN_S)}"
+            return Reason(Code.WAITING_MEMORY, text, "look at the kernel log (dmesg) and at `nvidia-smi`")
     return None
 
 

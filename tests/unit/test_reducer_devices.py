@@ -167,7 +167,7 @@ def test_a_device_that_vanishes_and_comes_back(phase: str) -> None:
     world = in_phase(phase, count=1)
     world.vanish("gpu0")
     assert world.state.degraded["device_missing:gpu0"][0] == "gpu0 (pretended nvidia) was there before and is not now"
-    world.run(120)
+    world.run(300)
     assert (world.phase("a"), list(world.procs)) == ("stopped", [])
     world.appear("gpu0")
     assert not world.state.degraded
@@ -175,6 +175,20 @@ def test_a_device_that_vanishes_and_comes_back(phase: str) -> None:
     (client,) = world.ask("a")
     world.settle()
     assert (client.end, world.instance("a").devices) == ("ok", ("gpu0",))
+
+
+@pytest.mark.parametrize(("away_s", "end"), [(60.0, "ok"), (400.0, "does_not_fit")])
+def test_who_waits_for_a_device_that_vanished_is_kept_for_a_while(away_s: float, end: str) -> None:
+    """A reset of the driver takes its time; a card that was taken out does not come back."""
+    world = in_phase("asleep", count=1)
+    world.vanish("gpu0")
+    world.run(5)
+    (client,) = world.ask("a", wait_s=300.0)
+    assert "gpu0 (pretended nvidia) is not there any more" in world.state.hold_reasons[ModelName("a")].text
+    world.run(away_s)
+    world.appear("gpu0")
+    world.settle()
+    assert client.end == end
 
 
 def test_requests_on_a_device_that_vanished_are_not_waited_for() -> None:
