@@ -200,6 +200,7 @@ def _grant_wish(ctx: Context, iid: InstanceId, wish: Wish) -> bool:
         _hold_for(ctx, instance.model, wish.action, RESTART_PATIENCE_S, "local")
         return True
     stoppable = instance.phase in (Phase.LAUNCHING, Phase.WAKING, Phase.UNKNOWN)
+    stoppable |= instance.phase is Phase.FALLING_ASLEEP and (wish.force or state.closing)  # on a blind device that has no end
     if grows_beside(state, instance):
         return False  # it serves on meanwhile: a drain that cannot end would only keep its clients waiting
     if stoppable and wish.goal.phase is Phase.STOPPED and wish.action is not None:

@@ -379,3 +379,20 @@ def test_nothing_sleeps_without_a_cause() -> None:
     world.ask("a")
     world.run(3600 * 3)
     assert world.path("a") == "launching awake"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_operator_who_insists_can_stop_what_falls_asleep_on_a_blind_device(force: bool) -> None:
+    world = Plain({"gpu0": 24}, a=A)
+    world.ask("a")
+    world.settle()
+    world.unreadable.add(GPU)
+    world.order("sleep", "a")
+    world.run(60)
+    assert world.phase("a") == "falling_asleep"
+    action = world.order("stop", "a", force=force)
+    world.run(60)
+    assert bool(world.procs) != force, "nobody knows whether it sleeps, but its end needs no proof"
+    world.unreadable.clear()
+    world.settle()
+    assert (world.phase("a"), world.finished[action].ok) == ("stopped", True)
