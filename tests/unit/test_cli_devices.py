@@ -64,6 +64,12 @@ def test_without_devices_the_next_step_is_named() -> None:
     assert "kind: cpu" in text
 
 
+def test_no_card_is_said_to_be_missing_that_nobody_can_look_for() -> None:
+    trouble = {"code": "devices_unreadable", "subject": "nvidia", "message": "library and module differ", "fix": "reboot", "since": T0}
+    lines = render_devices({"devices": [], "degraded": [trouble]}, View(T0, None, zone=UTC))
+    assert lines == ["! nvidia devices unreadable 00:53 (library and module differ)", "  fix: reboot"]
+
+
 def test_a_device_of_another_version_is_shown_as_far_as_it_goes() -> None:
     """Every key but the three that the command relies on may be missing or null."""
     card = render_device({"id": "x0", "kind": "other", "health": "ok"}, View(T0, 80, zone=UTC))

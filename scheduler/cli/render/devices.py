@@ -35,8 +35,8 @@ _LINKS = {"nvlink": "same NVLink island as", "pcie": "same PCIe root as", "numa"
 def render_devices(status: Json, view: View) -> list[str]:
     """The table, trouble first."""
     devices: Sequence[Json] = status.get("devices") or ()
-    if not devices:
-        return wrap(NO_DEVICES, view.columns)
+    if not devices:  # nobody can say that there is none while the driver does not tell
+        return device_trouble(status, view) or wrap(NO_DEVICES, view.columns)
     names = seat_names(status)
     return device_trouble(status, view) + table(COLUMNS, [_row(device, names, view) for device in devices], view.columns)
 

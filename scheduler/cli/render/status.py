@@ -81,6 +81,10 @@ def _group(model: Json) -> str:
     return "awake" if phase == "draining" else "moving"
 
 
+#: A whole kind of device cannot be listed; the subject is the kind.
+UNREADABLE = "devices_unreadable"
+
+
 def trouble(status: Json, view: View) -> list[str]:
     """``!`` lines: what is degraded, lost or failed. One that has a fix stands alone, with the fix below."""
     return _told([*_degraded(status, view), *_lost_devices(status), *_failed_models(status, view)], view)
@@ -89,7 +93,7 @@ def trouble(status: Json, view: View) -> list[str]:
 def device_trouble(status: Json, view: View) -> list[str]:
     """As :func:`trouble`, of devices only."""
     ids = {device.get("id") for device in status.get("devices") or ()}
-    degraded = [item for item in status.get("degraded") or () if item.get("subject") in ids]
+    degraded = [item for item in status.get("degraded") or () if item.get("subject") in ids or item.get("code") == UNREADABLE]
     return _told([*_degraded({"degraded": degraded}, view), *_lost_devices(status)], view)
 
 
