@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from scheduler.domain.device import DeviceSample
 from scheduler.domain.errors import Conflict
 from scheduler.domain.ids import ACTION_CAUSE, ActionId, CauseId, DeviceId, HoldId, InstanceId, ModelName, instance_id
 from scheduler.domain.instance import (
@@ -336,11 +337,23 @@ def shed(ctx: Context) -> bool:
             continue
         held, limit = human_bytes(state.claimed_on(device)), human_bytes(info.usable_bytes)
         text = f"{device}: {held} claimed and {human_bytes(foreign)} used by others exceed {limit}; nothing grows there"
-        fix = "end the foreign process, or stop a model" if foreign else "nothing to do: an idle model is put away; or stop one"
+        fix = "nothing to do: an idle model is put away; or stop one"
+        if foreign:
+            fix = f"end the foreign process{_largest_stranger(sample)}, or stop a model"
         state.degraded[key] = (text, fix, state.degraded[key][2] if key in state.degraded else state.wall)
         if device not in state.owned_devices() and not _leaving(ctx, device):
             opened |= _shed_one(ctx, device, text)
     return opened
+
+
+def _largest_stranger(sample: DeviceSample | None) -> str:
+    """`` 4711 (python, 8.0 GiB)``; empty when the driver tells of nobody."""
+    known = [stranger for stranger in (sample.strangers if sample is not None else ()) if stranger.used_bytes]
+    if not known:
+        return ""
+    most = max(known, key=lambda stranger: stranger.used_bytes or 0)
+    others = "" if len(known) == 1 else f", the largest of {len(known)}"
+    return f" {most.pid} ({most.name or 'name unknown'}, {human_bytes(most.used_bytes or 0)}{others})"
 
 
 def shed_host(ctx: Context) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.claims import even_claim
+from scheduler.domain.device import Stranger
 from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
@@ -121,3 +122,19 @@ def test_a_restart_into_claims_above_capacity_admits_only_shrinking_and_the_devi
     assert client.end == "ok"
     assert not world.state.degraded
     assert not world.overflows
+
+
+def test_an_over_full_device_names_the_process_to_end() -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB))
+    world.ask("a", for_s=600.0)
+    world.run(10)
+    world.foreign[GPU0] = 10 * GIB
+    world.around.strangers[GPU0] = (Stranger(pid=4711, used_bytes=8 * GIB, name="python"), Stranger(pid=9, used_bytes=2 * GIB))
+    world.run(5)
+    _, fix, _ = world.state.degraded["over_capacity:gpu0"]
+    assert fix == "end the foreign process 4711 (python, 8.0 GiB, the largest of 2), or stop a model"
+    world.around.strangers[GPU0] = (Stranger(pid=9, used_bytes=None),)
+    world.run(5)
+    assert world.state.degraded["over_capacity:gpu0"][1] == "end the foreign process, or stop a model", (
+        "the driver does not say whose it is"
+    )
