@@ -145,7 +145,7 @@ def test_restart_and_what_else_was_touched(server: PlaneServer, run: Run) -> Non
     also = [{"model": "coder", "action": "put to sleep"}]
     server.do(lambda plane: plane.finish("a1", interrupted=2, changed=True, also=_effects(also)))
     assert action().out.splitlines() == [
-        "restarted gemma-8k on cpu0: 17.1 GiB in 2.9 s, 2 requests cut short; nothing to undo",
+        "restarted gemma-8k on cpu0: in 2.9 s, 2 requests cut short; nothing to undo",
         "  also: coder put to sleep",
     ]
 

@@ -34,9 +34,14 @@ def _done_word(action: Json) -> str:
 def _bytes(action: Json) -> str:
     if action.get("freed_bytes") is not None and action["verb"] in ("sleep", "stop"):
         return f"{size(action['freed_bytes'])} freed "
-    if action.get("taken_bytes") is not None and action["verb"] in ("wake", "restart"):
+    if action.get("taken_bytes") is not None and (action["verb"] == "wake" or (action["verb"] == "restart" and _was_empty(action))):
         return f"{size(action['taken_bytes'])} "
     return ""
+
+
+def _was_empty(action: Json) -> bool:
+    """Whether all that it takes now it took by this action; else the difference says nothing to anybody."""
+    return action.get("from_phase") in ("stopped", "backoff", "failed", None)
 
 
 def _undo(action: Json, name: str) -> str:
