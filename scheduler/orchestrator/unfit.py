@@ -58,8 +58,11 @@ def _too_large(state: State, model: ModelName, need_bytes: int, sets: tuple[tupl
     told = " and ".join(f"{human_bytes(size)} {what}" for what, size in parts.items() if size)
     text = (
         f"{model} needs {human_bytes(need_bytes)}{f' ({told})' if told else ''}; {largest.id}, the largest device it may use, "
-        f"can give {human_bytes(most_bytes(largest))} of {human_bytes(largest.capacity_bytes)}"
+        f"can give {human_bytes(max(0, most_bytes(largest)))} of {human_bytes(largest.capacity_bytes)}"
     )
+    if need_bytes <= most_bytes(largest) + largest.headroom_bytes:
+        kept = f"{text}, of which {human_bytes(largest.headroom_bytes)} are kept free by configuration"
+        return Reason(Code.DOES_NOT_FIT, kept, "lower devices.headroom, or that of the device in devices.override")
     more = "a larger memory budget for the device" if largest.kind == _BUDGETED else "more cards (devices.count)"
     return Reason(Code.DOES_NOT_FIT, text, f"use a shorter context, a smaller quantisation, or {more}")
 

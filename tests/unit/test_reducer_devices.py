@@ -336,3 +336,12 @@ def test_a_restart_that_cannot_start_again_says_what_the_device_has() -> None:
     assert not world.finished[action].ok
     (line,) = [line for line in world.told if line.kind == "memory_not_freed"]
     assert line.message == "not started: a waited 10 s for its devices: gpu0 is driver mismatch: driver_mismatch"
+
+
+def test_a_headroom_that_leaves_too_little_is_the_cause_and_not_the_model() -> None:
+    infos = [replace(device("gpu0", 24, index=0), headroom_bytes=24 * GIB)]
+    world = Plain({}, infos=infos, a=SMALL)
+    (client,) = world.ask("a")
+    assert client.error is not None
+    assert "can give 0 MiB of 24.0 GiB, of which 24.0 GiB are kept free by configuration" in client.error.message
+    assert client.error.fix.startswith("lower devices.headroom")
