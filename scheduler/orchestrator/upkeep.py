@@ -101,12 +101,23 @@ def _hold_for(ctx: Context, model: ModelName, action: ActionId, patience_s: floa
     ctx.state.holds[hold.id] = hold
 
 
+def _why_sleepless(ctx: Context, model: ModelName) -> str:
+    """Why it can only be stopped."""
+    spec, facts = ctx.state.models[model], ctx.state.facts_of(model)
+    if facts.levels:
+        tried = " and ".join(map(str, facts.levels))
+        return f"level {tried} did not work with this version of the engine {spec.engine} and these flags"
+    if spec.levels is None:
+        return f"the engine {spec.engine} has none with these flags"
+    wanted = " and ".join(map(str, spec.levels))
+    return f"levels names {wanted}, which the engine {spec.engine} does not have with these flags" if wanted else "levels is []"
+
+
 def _ask_sleep(ctx: Context, iid: InstanceId, event: Asked) -> None:
     instance = ctx.instance(iid)
     levels = ctx.state.facts_of(event.model).usable_levels()
-    engine = ctx.state.models[event.model].engine
     if not levels:
-        text = f"{event.model} has no sleep level that works (engine {engine})"
+        text = f"{event.model} has no sleep level that works: {_why_sleepless(ctx, event.model)}"
         _finish(ctx, event.action, False, "sleep_unsupported", text, f"hotseat stop {event.model}")
         return
     level = event.level if event.level is not None else levels[0]

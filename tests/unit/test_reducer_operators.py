@@ -179,7 +179,24 @@ def test_a_level_that_does_not_exist_or_freed_nothing_is_refused() -> None:
     assert action in world.finished
     world.order("wake", "a")
     world.settle()
-    assert ended(world, world.order("sleep", "a")) == (False, "sleep_unsupported")
+    refused = world.order("sleep", "a")
+    assert ended(world, refused) == (False, "sleep_unsupported")
+    assert "level 1 did not work with this version of the engine" in world.finished[refused].message
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({}, "has none with these flags"),
+        ({"levels": (2,)}, "levels names 2, which the engine"),
+        ({"levels": ()}, "levels is []"),
+    ],
+)
+def test_why_a_model_can_only_be_stopped_is_said(fields: dict[str, object], cause: str) -> None:
+    world = awake(STOPPER, **fields)
+    refused = world.order("sleep", "a")
+    assert ended(world, refused) == (False, "sleep_unsupported")
+    assert cause in world.finished[refused].message
 
 
 def test_the_second_level_is_reached_when_asked_for() -> None:
