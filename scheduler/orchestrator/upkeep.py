@@ -282,22 +282,29 @@ def forget_removed(ctx: Context) -> None:
             continue
         if iid in state.wishes or state.move_of(iid) is not None:
             continue
+        why = _why_stale(ctx, instance) if spec is not None else ""
         if spec is None:
             _own_wish(ctx, iid, Reason(Code.REMOVED, "removed from the configuration"))
         elif not spec.enabled:
             _own_wish(ctx, iid, Reason(Code.DISABLED, "disabled"))
-        elif _stale(ctx, instance) and not state.busy(iid) and (instance.phase is Phase.ASLEEP or not state.wanted(instance.model)):
-            _own_wish(ctx, iid, Reason(Code.SPEC_STALE, "its configuration changed: restarted when idle"))
+        elif why and not state.busy(iid) and (instance.phase is Phase.ASLEEP or not state.wanted(instance.model)):
+            _own_wish(ctx, iid, Reason(Code.SPEC_STALE, why))
         elif _to_recycle(ctx, instance) and not state.busy(iid) and not state.wanted(instance.model):
             _own_wish(ctx, iid, Reason(Code.RECYCLED, f"{state.live_of(iid).recycle}: stopped, and started afresh when it is asked for"))
         else:
             _idle_too_long(ctx, instance)
 
 
-def _stale(ctx: Context, instance: Instance) -> bool:
+def _why_stale(ctx: Context, instance: Instance) -> str:
+    """Why its process is not the one that would be started now; empty = it is, or it moves."""
     spec = ctx.state.models[instance.model]
     started_with = ctx.state.live_of(instance.id).fingerprint
-    return instance.phase in (Phase.AWAKE, Phase.ASLEEP) and started_with not in ("", spec.fingerprint())
+    if instance.phase in (Phase.AWAKE, Phase.ASLEEP) and started_with not in ("", spec.fingerprint()):
+        return "its configuration changed: restarted when idle"
+    kinds, there = ctx.state.facts_of(instance.model).kinds, ctx.state.devices
+    if instance.phase is Phase.ASLEEP and kinds and any(there[d].kind not in kinds for d in instance.devices if d in there):
+        return f"it runs on {' or '.join(kinds)} now, and what it takes is known for there: started afresh when it is asked for"
+    return ""
 
 
 def _to_recycle(ctx: Context, instance: Instance) -> bool:

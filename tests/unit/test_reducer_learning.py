@@ -221,6 +221,22 @@ def test_a_process_that_is_left_on_another_kind_of_device_teaches_nothing() -> N
     assert facts(world).learned == Learned()
 
 
+def test_a_sleeper_that_is_left_on_another_kind_of_device_is_started_on_the_new_one() -> None:
+    """How much it takes when it wakes is not known any more: what is known is of the new kind."""
+    ram = replace(device("ram", 32), kind="cpu", host_memory=True)
+    world = Plain({}, infos=[ram, device("gpu0", 10)], a=SMALL)
+    world.play(replace(world.registry(), kinds={ModelName("a"): ("cpu",)}))
+    world.ask("a")
+    world.settle()
+    world.order("sleep", "a")
+    world.settle()
+    assert (world.phase("a"), world.instance("a").devices) == ("asleep", ("ram",))
+    world.play(replace(world.registry(), kinds={ModelName("a"): ("nvidia",)}))
+    (client,) = world.ask("a")
+    world.settle()
+    assert (client.end, world.instance("a").devices, world.count("Wake", "a")) == ("ok", ("gpu0",), 0)
+
+
 # --- versions of the engine -------------------------------------------------------------------------------------
 
 
