@@ -36,6 +36,7 @@ class Attribution:
     last_used: int | None = None
     last_own: dict[Holder, int] = field(default_factory=dict)
     last_told: dict[int, int] = field(default_factory=dict)  # bytes of strangers by process
+    lists: bool = False  # the driver was seen to tell what our processes hold
     ghosts: list[tuple[float, int]] = field(default_factory=list)  # (until, bytes) of holders that have ended
 
     def divide(self, used: int, listed: Mapping[int, int | None] | None, groups: Groups, moving: frozenset[Holder], now_s: float) -> Shares:
@@ -52,6 +53,7 @@ class Attribution:
             else:
                 known[holder] = sum(shown.get(pid) or 0 for pid in pids)
         self._bury(groups, now_s)
+        self.lists |= any(known.values())
         own = known
         if unknown:
             unexplained = max(0, used - sum(known.values()) - sum(told.values()))

@@ -365,14 +365,20 @@ class NvmlSession:
     ) -> DeviceSample:
         remembered = self._known.shares.setdefault(info.uuid, Attribution())
         shares = remembered.divide(reading.settled_used, reading.processes, groups.get(info.id, {}), moving, reading.began_s)
+        foreign, free = shares.foreign_bytes, reading.memory.free
+        told = [held for held in shares.strangers.values() if held is not None]
+        if not info.memory_drop_visible and remembered.lists and not shares.estimated and len(told) == len(shares.strangers):
+            # What an ended process gives back may stay with the driver, which takes it for the next one: processes are what counts.
+            foreign = min(foreign, sum(told))
+            free = max(free, reading.memory.total - reading.memory.reserved - sum(shares.own.values()) - foreign)
         ours_anywhere = {pid for each in groups.values() for pids in each.values() for pid in pids}
         split = reading.processes is None and not info.allocatable and info.parent is None
         return DeviceSample(
             device=info.id,
             started_at_s=reading.began_s,
             used_bytes=reading.memory.used,
-            free_bytes=reading.memory.free,
-            foreign_bytes=0 if split else shares.foreign_bytes,
+            free_bytes=free,
+            foreign_bytes=0 if split else foreign,
             own=shares.own,
             utilization_ratio=sensors.utilization_ratio,
             power_w=sensors.power_w,

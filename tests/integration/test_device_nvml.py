@@ -412,6 +412,27 @@ async def test_coherent_memory_need_not_drop(rig: Rig) -> None:
     assert dict(found[GPU0].facts)["memory"] == "coherent with the host"
 
 
+async def test_coherent_memory_that_stays_with_the_driver_is_nobody_elses(rig: Rig) -> None:
+    """R13: pages of an engine that has ended stay; the next one takes them. Else it would wait for room for ever."""
+    rig.world.write(gpu(0, numa_memory=2), proc(0, NOBODY, 16 * GIB), proc(0, NOBODY + 1, 2 * GIB))
+    await rig.inventory()
+    first = await rig.one({A: {NOBODY}})
+    assert (first.own, first.foreign_bytes) == ({A: 16 * GIB}, 2 * GIB)
+    rig.world.write(gpu(0, numa_memory=2, used=16 * GIB), proc(0, NOBODY + 1, 2 * GIB))
+    ended = await rig.one({A: set()})
+    assert (ended.own, ended.foreign_bytes) == ({A: 0}, 2 * GIB)
+    assert ended.free_bytes == first.free_bytes + 16 * GIB
+    assert ended.used_bytes > 16 * GIB
+
+
+async def test_coherent_memory_is_not_free_where_the_driver_lists_nobody(rig: Rig) -> None:
+    rig.world.write(gpu(0, numa_memory=2, used=16 * GIB))
+    await rig.inventory()
+    sample = await rig.one()
+    assert sample.foreign_bytes >= 16 * GIB
+    assert sample.free_bytes <= 8 * GIB
+
+
 async def test_sensors_are_told_where_there_are_any(rig: Rig) -> None:
     rig.world.write(gpu(0, util=37, power=412_500, energy=7_200_000, temp=66, throttle=0x1 | 0x4 | 0x40), gpu(1))
     await rig.inventory()
