@@ -13,10 +13,11 @@ _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 _TOKEN_COUNT = re.compile(r"tokens?(?:$|[_-])", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,6})?")
 
-# NAME=value, NAME: value, "NAME": "value", --name value. Words are taken whole and possessively: linear in the text.
+# NAME=value, NAME: value, "NAME": "value", --name value (without a sign only after a flag: prose such as "the key office" stays,
+# and takes no NAME=value that follows it along). Words are taken whole and possessively: linear in the text.
 _NAMED = re.compile(
-    r"""(?<![\w.-])(?=[\w.-]*?(?:TOKEN|KEY|SECRET|PASSWORD))(?P<name>[\w.-]++)
-        (?P<between>["']?\s{0,4}[=:]\s{0,4}|\s{1,4}(?=["'\w]))
+    r"""(?<![\w.-])(?=[\w.-]*?(?:TOKEN|KEY|SECRET|PASSWORD))(?P<flag>(?=-))?(?P<name>[\w.-]++)
+        (?P<between>["']?\s{0,4}[=:]\s{0,4}|(?(flag)\s{1,4}(?=["'\w])|(?!)))
         (?P<value>\[redacted\]|"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|[^\s,;&"'}\])]++)""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -51,8 +52,6 @@ def _counts_tokens(name: str, value: str) -> bool:
 
 def _hide(match: re.Match[str]) -> str:
     name, between, value = match["name"], match["between"], match["value"]
-    if between.isspace() and not name.startswith("-"):
-        return match[0]  # prose such as "the key office": only flags are followed by their value without a sign
     quote = value[0] if value[0] in "\"'" else ""
     bare = value[1:-1] if quote and value.endswith(quote) else value
     return f"{name}{between}{quote}{redact_value(name.lstrip('-'), bare)}{quote}"

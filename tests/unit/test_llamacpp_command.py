@@ -238,7 +238,7 @@ def test_abilities() -> None:
     assert isinstance(llamacpp, CountsRequests)
     assert LlamaCpp().levels(spec_of("x")) == ()
     assert LlamaCpp().device_kinds == ("cpu",)
-    assert set(engines()) == {"llamacpp", "vllm", "command"}
+    assert set(engines()) == {"llamacpp", "vllm", "command", "attached"}
     assert all(engine.name == name for name, engine in engines().items())
 
 

@@ -242,7 +242,7 @@ def test_without_shares_all_resident_pages_count(proc: FakeProc, statm: str, hel
 
 def test_resident_counters(proc: FakeProc) -> None:
     proc.write("7/status", "Name:\t1 2\nVmRSS:\t 100 kB\nRssAnon:\t 50 kB\nRssFile:\t 40 kB\nRssShmem:\t 10 kB\nVmSwap:\t 7 kB\n")
-    assert read_resident(7, str(proc.root)) == Resident(private_bytes=57 * 1024, shared_bytes=50 * 1024)
+    assert read_resident(7, str(proc.root)) == Resident(private_bytes=57 * 1024, shared_bytes=50 * 1024, shmem_bytes=10 * 1024)
     proc.write("7/status", "Name:\tending\nState:\tR\n")
     assert read_resident(7, str(proc.root)) is None
     assert read_resident(8, str(proc.root)) is None

@@ -19,6 +19,8 @@ from scheduler.telemetry.redact import redact_text
         ("{'HF_TOKEN': 'abc', 'A': 'b'}", "{'HF_TOKEN': '[redacted]', 'A': 'b'}"),
         ("url=https://host/x?a=1&token=abc&b=2", "url=https://host/x?a=1&token=[redacted]&b=2"),
         ("db_password: 'a b' and more", "db_password: '[redacted]' and more"),
+        ("KEY HF_TOKEN=abc", "KEY HF_TOKEN=[redacted]"),
+        ("a key TOKEN = abc", "a key TOKEN = [redacted]"),
         ("MySecret = x", "MySecret = [redacted]"),
         ("PASSWORD=12345", "PASSWORD=[redacted]"),
         ("Authorization: Bearer xyz==", "Authorization: Bearer [redacted]"),
