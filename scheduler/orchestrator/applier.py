@@ -203,10 +203,13 @@ class Applier:
         return record, environment
 
     def _plan(self, effect: Launch) -> LaunchPlan:
-        """The order of devices may have changed since they were listed: they are addressed as they were last seen, a moment ago."""
+        """The order of devices may have changed since they were listed: they are addressed as they were last seen, a moment ago.
+
+        One whose place in the order is not known at this moment goes by its uuid: an index of before may be its neighbour's now.
+        """
         infos = [self._state.devices[d] for d in effect.devices]
         pins = {device: pin for source in self._parts.sources for device, pin in source.pins().items()}
-        found = [pins.get(info.id, Pin(index=info.index, uuid=info.uuid)) for info in infos]
+        found = [pins.get(info.id, Pin(index=info.index, uuid=info.uuid, by_uuid=True)) for info in infos]
         spec = self._state.models[model_of(effect.instance)]
         engine: object = self._parts.engines[spec.engine]
         return LaunchPlan(
