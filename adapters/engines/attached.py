@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from adapters.engines.declared import with_declared
 from adapters.engines.exits import explain
-from adapters.engines.http import CallFailed, get
+from adapters.engines.http import CallFailed
 from adapters.engines.placing import LOOPBACK
-from adapters.engines.steps import says_asleep, sleep_by_steps, take_steps
+from adapters.engines.steps import probe_by_path, sleep_by_steps, take_steps
 from adapters.engines.vllm_golden import ask, is_same, way_of
 from adapters.engines.vllm_sleep import put_to_sleep, wake_up
 from adapters.engines.vllm_state import probe as probe_vllm
@@ -82,7 +82,7 @@ class Attached:
         """With steps of its own as ``command``, else as ``vllm``."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await (_probe_by_path(endpoint, timeout_s) if endpoint.sleep_paths else probe_vllm(endpoint, timeout_s))
+                return await (probe_by_path(endpoint, timeout_s) if endpoint.sleep_paths else probe_vllm(endpoint, timeout_s))
         except CallFailed as error:
             return Probe(answer=error.kind, detail=error.message)
         except TimeoutError:
@@ -127,13 +127,3 @@ class Attached:
         """How it ended is its owner's business; that it did is what matters here."""
         found = explain(exit_info, log_tail, (), "the attached engine")
         return Reason(Code.ENGINE_LOST, "the attached engine has ended", "start it again; it is taken in again by itself", found.log_line)
-
-
-async def _probe_by_path(endpoint: Endpoint, timeout_s: float) -> Probe:
-    path = endpoint.ready_path or "/health"
-    reply = await get(endpoint.base_url, path, timeout_s=timeout_s, api_key=endpoint.api_key)
-    if reply.status == 503:
-        return Probe(answer=Answer.STARTING, detail=f"{path} answers 503")
-    if reply.status != 200:
-        return Probe(answer=Answer.BROKEN, detail=f"{path} answers {reply.status}; `ready: {{path: ...}}` names another path")
-    return Probe(answer=Answer.ASLEEP if await says_asleep(endpoint, timeout_s) else Answer.READY)

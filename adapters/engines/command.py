@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from adapters.engines.declared import with_declared
 from adapters.engines.exits import explain
-from adapters.engines.http import CallFailed, get
+from adapters.engines.http import CallFailed
 from adapters.engines.placing import check_program, expand_all, values_of
-from adapters.engines.steps import says_asleep, sleep_by_steps, take_steps
+from adapters.engines.steps import probe_by_path, sleep_by_steps, take_steps
 from scheduler.domain.claims import Footprint
 from scheduler.domain.errors import HotseatError, Permanent, Temporary
 from scheduler.domain.model import ModelSpec
@@ -20,7 +20,6 @@ from scheduler.domain.units import GIB
 from scheduler.ports.engine import Answer, CommandLine, Endpoint, LaunchPlan, Probe
 from scheduler.ports.launcher import ExitInfo
 
-DEFAULT_READY_PATH = "/health"
 #: What an unknown program is taken for until it was measured or its sizes were declared.
 GUESS_BYTES = GIB
 WAKE_POLL_S = 0.1
@@ -68,20 +67,12 @@ class Command:
 
     async def probe(self, endpoint: Endpoint, timeout_s: float) -> Probe:
         """The ready path: 200 = ready, 503 = starting. With sleep steps also whether it says that it sleeps."""
-        path = endpoint.ready_path or DEFAULT_READY_PATH
         try:
-            reply = await get(endpoint.base_url, path, timeout_s=timeout_s, api_key=endpoint.api_key)
-            if reply.status == 503:
-                return Probe(answer=Answer.STARTING, detail=f"{path} answers 503")
-            if reply.status != 200:
-                return Probe(answer=Answer.BROKEN, detail=f"{path} answers {reply.status}; `ready: {{path: ...}}` names another path")
-            if endpoint.sleep_paths and await says_asleep(endpoint, timeout_s):
-                return Probe(answer=Answer.ASLEEP)
+            return await probe_by_path(endpoint, timeout_s)
         except CallFailed as error:
             return Probe(answer=error.kind, detail=error.message)
         except HotseatError as error:
             return Probe(answer=Answer.BROKEN, detail=error.message)
-        return Probe(answer=Answer.READY)
 
     async def sleep(self, endpoint: Endpoint, level: int, timeout_s: float) -> int:
         """POST the sleep steps; see :func:`adapters.engines.steps.sleep_by_steps`."""

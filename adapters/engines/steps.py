@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from adapters.engines.http import CallFailed, Reply, get, post
 from scheduler.domain.errors import Temporary
 from scheduler.domain.reasons import Code
-from scheduler.ports.engine import Endpoint
+from scheduler.ports.engine import Answer, Endpoint, Probe
 
+DEFAULT_READY_PATH = "/health"
 #: Where vLLM, and whoever follows it, says whether it sleeps; asked only of engines that have sleep steps.
 SLEEP_STATE_PATH = "/is_sleeping"
 
@@ -45,3 +46,15 @@ async def says_asleep(endpoint: Endpoint, timeout_s: float) -> bool:
     reply = await get(endpoint.base_url, SLEEP_STATE_PATH, timeout_s=timeout_s, api_key=endpoint.api_key)
     body = reply.json()
     return reply.status == 200 and isinstance(body, dict) and body.get("is_sleeping") is True
+
+
+async def probe_by_path(endpoint: Endpoint, timeout_s: float) -> Probe:
+    """The ready path: 200 = ready, 503 = starting. With sleep steps also whether it says that it sleeps. Raises CallFailed."""
+    path = endpoint.ready_path or DEFAULT_READY_PATH
+    reply = await get(endpoint.base_url, path, timeout_s=timeout_s, api_key=endpoint.api_key)
+    if reply.status == 503:
+        return Probe(answer=Answer.STARTING, detail=f"{path} answers 503")
+    if reply.status != 200:
+        return Probe(answer=Answer.BROKEN, detail=f"{path} answers {reply.status}; `ready: {{path: ...}}` names another path")
+    asleep = bool(endpoint.sleep_paths) and await says_asleep(endpoint, timeout_s)
+    return Probe(answer=Answer.ASLEEP if asleep else Answer.READY)
