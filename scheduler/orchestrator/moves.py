@@ -24,6 +24,7 @@ from scheduler.orchestrator import lifecycle
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CutLeases, FinishAction, Measure, SaveMove, Stop
 from scheduler.orchestrator.hosting import has_host_room, host_bytes_asleep, loads_before
+from scheduler.orchestrator.measuring import measured_since
 from scheduler.orchestrator.state import FORCE_GRACE_S, Wish
 from scheduler.orchestrator.view import grows_beside, may_sit, picture, restless, target
 from scheduler.planner.evict import why_blocked
@@ -31,6 +32,8 @@ from scheduler.planner.feasible import admits_growth, gap_on
 
 #: How long a grow waits for measured room after all shrinks are through, before the move is given up with an alarm.
 SETTLE_S = 10.0
+#: How long a sleep waits for the first measurement of its engine awake, without which nobody can tell what it has freed.
+MEASURE_S = 5.0
 
 
 def open_move(
@@ -148,13 +151,25 @@ def _shrink(ctx: Context, move: Move, step: Step) -> bool:
         case Phase.DRAINING:
             if not ctx.state.busy(instance.id):
                 # a start that was adopted after a restart belongs to no move
-                if not grows_beside(ctx.state, instance) and not _copy_room_comes(ctx, move, instance):
+                waits = grows_beside(ctx.state, instance) or _copy_room_comes(ctx, move, instance) or _unmeasured(ctx, instance)
+                if not waits:
                     lifecycle.leave(ctx, instance.id, move.reason)
             elif is_forced(ctx, move, instance.id) and instance.deadline_s is not None and ctx.now_s >= instance.deadline_s:
                 _force(ctx, instance.id, move)
             return False
         case _:
             return False
+
+
+def _unmeasured(ctx: Context, instance: Instance) -> bool:
+    """Whether it is to sleep and nobody has seen yet what it holds awake; one look is asked for, and waited for a while."""
+    live = ctx.state.live_of(instance.id)
+    if instance.goal.phase is not Phase.ASLEEP or live.held_bytes or ctx.now_s >= instance.since_s + MEASURE_S:
+        return False
+    if measured_since(ctx, instance, instance.since_s) is not None:  # it holds nothing that can be measured
+        return False
+    ctx.emit(Measure(devices=instance.devices))
+    return True
 
 
 def _copy_room_comes(ctx: Context, move: Move, instance: Instance) -> bool:

@@ -89,6 +89,7 @@ def next_deadline(state: State) -> float | None:
     times = [state.demand(model).deadline_s for model in state.holds.models()]
     times += [i.deadline_s for i in state.instances.values() if i.deadline_s is not None]
     times += [i.retry_at_s for i in state.instances.values() if i.retry_at_s is not None]
+    times += [i.since_s + moves.MEASURE_S for i in state.instances.values() if i.phase is Phase.DRAINING]
     times += list(state.blocked_until.values())
     times += list(state.settle_until.values())
     times += list(state.cooldown.values())

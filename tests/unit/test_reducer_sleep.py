@@ -9,6 +9,7 @@ from scheduler.domain.ids import DeviceId, ModelName, holder_of
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB, MIB
 from scheduler.orchestrator.events import Sampled
+from scheduler.orchestrator.moves import MEASURE_S
 from tests.support.behaviour import Behaviour
 from tests.support.plain import Plain
 from tests.support.world import device
@@ -91,6 +92,33 @@ def test_a_sleeper_that_holds_nothing_at_all_teaches_nothing() -> None:
     world = pair(residue_bytes={1: 0})
     world.settle()
     assert (world.phase("a"), world.state.facts_of(ModelName("a")).learned.residue_bytes) == ("asleep", {})
+
+
+def just_awake(**more: object) -> Plain:
+    """``a``, guessed at many times its size, sleeps in vain; it is awake, and no sample of that has been taken."""
+    small = Behaviour(awake_bytes=64 * MIB, guess_bytes=3 * GIB, residue_bytes={1: 8 * MIB}, sleep_frees_nothing=True)
+    world = Plain({"gpu0": 24}, a=replace(small, **more))  # type: ignore[arg-type]
+    world.order("wake", "a")
+    world.run_until(lambda: world.phase("a") == "awake")
+    return world
+
+
+def test_nobody_is_put_to_sleep_before_it_was_measured_awake() -> None:
+    """Only what it held tells whether a sleep has freed anything: beside a large guess everything looks freed."""
+    world = just_awake()
+    action = world.order("sleep", "a")
+    world.settle()
+    assert (world.phase("a"), world.finished[action].code) == ("stopped", "sleep_ineffective")
+    assert world.state.facts_of(ModelName("a")).learned.denied_levels == (1,)
+
+
+def test_a_measurement_that_does_not_come_delays_a_sleep_for_a_while_only() -> None:
+    world = just_awake(sleep_frees_nothing=False)
+    world.sample_takes_s = 3600.0
+    began = world.now_s
+    world.order("sleep", "a")
+    world.run_until(lambda: world.phase("a") == "falling_asleep")
+    assert world.when("Sleep", "a")[0] - began <= MEASURE_S
 
 
 @pytest.mark.parametrize(("kept", "end"), [(130 * MIB, "asleep"), (500 * MIB, "asleep"), (700 * MIB, "stopped")])
