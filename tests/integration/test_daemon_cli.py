@@ -190,11 +190,15 @@ async def test_a_wrong_ready_path_is_named(tmp_path: Path) -> None:
         assert "/nope answers 404" in (await failure_card(daemon, "a"))["why"]
 
 
+def copy_start(of: Path, to: Path, size: int) -> None:
+    with open(of, "rb") as source:
+        to.write_bytes(source.read(size))
+
+
 async def test_a_start_of_llamacpp_that_fails_has_a_card(tmp_path: Path) -> None:
     model = str(await asyncio.to_thread(demo_model_path))
     cut = tmp_path / "cut.gguf"
-    with open(model, "rb") as source:
-        cut.write_bytes(source.read(60 * MIB))
+    await asyncio.to_thread(copy_start, Path(model), cut, 60 * MIB)
     limited = ["/bin/sh", "-c", "ulimit -v 400000; exec " + shlex.join([*xllamacpp_command(), "-m", model]) + ' --port "$0"', "${port}"]
     models: dict[str, Any] = {
         "fussy": {"engine": "llamacpp", "model": model, "args": ["-c", "512", "--no-such-flag"]},
