@@ -18,8 +18,6 @@ from scheduler.orchestrator.events import (
     EngineExited,
     EngineIdle,
     EngineReady,
-    EngineRefused,
-    EngineSlow,
     Found,
     GroupEmpty,
     Happening,
@@ -32,8 +30,9 @@ from scheduler.orchestrator.events import (
 )
 from scheduler.orchestrator.looks import Looks
 from scheduler.orchestrator.parts import Parts
-from scheduler.orchestrator.silence import SILENT_S, Pulses, answers_nothing, mute
-from scheduler.ports.engine import Answer, Attaches, CanSleep, CountsRequests, Endpoint, Engine, Probe, WarmsUp
+from scheduler.orchestrator.rounds import Rounds, until_idle
+from scheduler.orchestrator.silence import Pulses, mute
+from scheduler.ports.engine import Answer, Attaches, CanSleep, Endpoint, Engine, Probe, WarmsUp
 from scheduler.ports.launcher import ExitInfo, Gate, ProcessHandle, SpawnRequest
 from scheduler.store.instances import set_launch_process
 from scheduler.telemetry.tasks import TaskScope
@@ -44,13 +43,8 @@ PROBE_TIMEOUT_S = 2.0
 READY_POLL_S = 0.1
 READY_POLL_MOST_S = 0.5
 PROGRESS_EVERY_S = 5.0
-HEALTH_EVERY_S = 5.0
-REFUSALS = 2  # refused looks in a row before an engine whose process lives counts as lost
 FIND_WARM_UP_S = 10.0  # it was ready before, so it should be quick; a look at an unknown engine has little time
 WARM_UP_TIMEOUT_S = 300.0  # kernels may be compiled for it
-IDLE_POLL_S = 1.0
-IDLE_READINGS = 2
-IDLE_BLIND_S = 5.0  # an engine that cannot count: the old daemon's connections died with it, engines notice within this
 
 
 @dataclass(slots=True)
@@ -77,17 +71,16 @@ class Supervisor:
         self._parts = parts
         self._post = post
         self._store_failed = store_failed
-        self._pulses = pulses or Pulses(parts.clock)
         self._scope = TaskScope(f"supervisor:{instance}")
         self._doing: asyncio.Task[Any] | None = None
         self._watch: asyncio.Task[Any] | None = None
         self._health: asyncio.Task[Any] | None = None
-        self._look = asyncio.Event()
         self.record: LaunchRecord | None = None
         self.handle: ProcessHandle | None = None
         self._engine: Engine | None = None
         self._exit_told = False
         self._looks = Looks(instance, parts.launcher)
+        self._rounds = Rounds(instance, self._looks, pulses or Pulses(parts.clock), parts.clock, post)
         self._ended = False  # a stop of the present launch was asked for: nothing else is done with it
 
     # --- entry ------------------------------------------------------------------------------------------------------
@@ -111,7 +104,7 @@ class Supervisor:
         if self.record is None or effect.launch != self.record.id:
             return
         if isinstance(effect, CheckNow):
-            self._look.set()
+            self._rounds.look_now()
             return
         if isinstance(effect, WatchIdle):
             self._scope.spawn(self._watch_idle(effect.launch), "idle")
@@ -500,69 +493,13 @@ class Supervisor:
             self._health.cancel()
 
     async def _health_rounds(self, launch: LaunchId) -> None:
-        """Evidence of death is an exit or a refused connection; a slow answer only stops new grants.
-
-        A process on its way out may still take connections and break them: one such look after a lost request clears nobody.
-        """
-        refused, broken, slow = 0, False, False
-        while True:
-            asked = await self._wait_for_round()
-            found = await self._looks.attempt(self._probe())
-            if found is None:
-                if asked:
-                    self._look.set()
-                await asyncio.sleep(READY_POLL_S)
-                continue
-            refused = refused + 1 if found.answer is Answer.REFUSED else 0
-            engine: object = self._engine
-            asleep = found.answer is Answer.ASLEEP and isinstance(engine, CanSleep)  # others wake with the next request
-            if refused >= REFUSALS or asleep:
-                self._post(EngineRefused(at_s=self._now(), instance=self.instance, launch=launch, asleep=asleep))
-                return
-            broken = asked and not broken and found.answer is Answer.BROKEN
-            if refused or broken:
-                self._look.set()  # look again at once
-                await asyncio.sleep(READY_POLL_S)
-                continue
-            late = found.answer is Answer.SILENT
-            if late != slow or asked:
-                slow = late
-                self._post(EngineSlow(at_s=self._now(), instance=self.instance, launch=launch, slow=slow))
-            if found.answer is Answer.READY and await self._is_mute():
-                self._tell_exit(launch, mute(self._pulses.silent_s(self.instance)))
-                return
-
-    async def _is_mute(self) -> bool:
-        """Whether an engine that looks healthy says nothing to anybody; one that answers us is heard of."""
-        if self._pulses.silent_s(self.instance) < SILENT_S:
-            return False
-        nothing = await self._looks.attempt(answers_nothing(self._engine, self.endpoint(), self._scope))
-        if nothing and self._pulses.silent_s(self.instance) >= SILENT_S:
-            return True
-        self._pulses.hear(self.instance)
-        return False
-
-    async def _wait_for_round(self) -> bool:
-        try:
-            async with asyncio.timeout(HEALTH_EVERY_S):
-                await self._look.wait()
-        except TimeoutError:
-            return False
-        self._look.clear()
-        return True
+        assert self._engine is not None
+        silent_s = await self._rounds.go(launch, self._engine, self.endpoint(), self._probe, self._scope)
+        if silent_s:
+            self._tell_exit(launch, mute(silent_s))
 
     async def _watch_idle(self, launch: LaunchId) -> None:
-        """An adopted engine may still run the old daemon's requests: wait for its own count to be zero, twice."""
-        engine: object = self._engine
-        if not isinstance(engine, CountsRequests):
-            await asyncio.sleep(IDLE_BLIND_S)
-        else:
-            zeros, blind = 0, 0
-            while zeros < IDLE_READINGS and blind < IDLE_BLIND_S / IDLE_POLL_S:
-                running = await self._looks.attempt(engine.running(self.endpoint(), PROBE_TIMEOUT_S))
-                zeros = zeros + 1 if running == 0 else 0
-                blind = blind + 1 if running is None else 0
-                await asyncio.sleep(IDLE_POLL_S)
+        await until_idle(self._engine, self.endpoint(), self._looks)
         self._post(EngineIdle(at_s=self._now(), instance=self.instance, launch=launch))
 
 

@@ -26,6 +26,7 @@ SHELL_OF_ORCHESTRATOR = {
     "parts",
     "readiness",
     "recovery",
+    "rounds",
     "rows",
     "sampling",
     "silence",

@@ -15,7 +15,8 @@ from scheduler.domain.reasons import Code
 from scheduler.orchestrator.effects import CheckNow, Find, Wake
 from scheduler.orchestrator.events import EngineExited, EngineReady, EngineRefused, EngineSlow, Found, Happening, StartProgressed, WakeSent
 from scheduler.orchestrator.parts import Parts
-from scheduler.orchestrator.supervisor import HEALTH_EVERY_S, Supervisor
+from scheduler.orchestrator.rounds import HEALTH_EVERY_S
+from scheduler.orchestrator.supervisor import Supervisor
 from scheduler.ports.engine import Answer, Endpoint, Probe
 from scheduler.ports.launcher import ExitInfo, ProcessHandle
 from scheduler.simulator.virtual_time import VirtualClock, elapse
