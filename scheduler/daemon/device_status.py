@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from scheduler.api.schemas import Claim, Degraded, Device, DeviceDetail, Link, Stranger
 from scheduler.domain.device import GONE, DeviceInfo, DeviceSample, Health
-from scheduler.domain.ids import DeviceId, holder_of
+from scheduler.domain.ids import DeviceId, InstanceId, holder_of
+from scheduler.domain.instance import Instance
 from scheduler.domain.units import human_seconds
 from scheduler.orchestrator.state import State
 
@@ -102,9 +103,12 @@ def device_detail(state: State, info: DeviceInfo, now_s: float, wall_at: Callabl
 
 def _claims(state: State, device: DeviceId) -> Iterator[Claim]:
     sample = state.samples.get(device)
-    for instance in state.instances.values():
-        claimed = instance.claim.on(device)
-        if claimed == 0 and device not in instance.devices:
+    own = sample.own if sample else {}
+    # An attached engine is found before it is taken in: it holds something, and claims nothing.
+    found = [Instance(id=InstanceId(holder)) for holder in own if holder not in state.instances]
+    for instance in [*state.instances.values(), *found]:
+        claimed, used = instance.claim.on(device), own.get(holder_of(instance.id))
+        if claimed == 0 and device not in instance.devices and not used:
             continue
         yield Claim(
             instance=instance.id,
@@ -112,7 +116,7 @@ def _claims(state: State, device: DeviceId) -> Iterator[Claim]:
             phase=instance.phase.value,
             level=instance.level,
             claimed_bytes=claimed,
-            used_bytes=sample.own.get(holder_of(instance.id)) if sample else None,
+            used_bytes=used,
         )
 
 

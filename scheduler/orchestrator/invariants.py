@@ -163,11 +163,10 @@ def check_step(before: Before, event: Happening, effects: Sequence[Effect], stat
 def _check_room(state: State, iid: InstanceId) -> Iterable[str]:
     """I1: an admitted grow leaves every device within its capacity, by the ledger and on fresh evidence."""
     for device in state.instances[iid].devices:
-        sample = state.fresh_sample(device)
-        if sample is None:
+        if state.fresh_sample(device) is None:
             yield f"I1: {iid} grows on {device} without a fresh measurement"
             continue
-        over = state.claimed_on(device) + sample.foreign_bytes - state.devices[device].usable_bytes
+        over = state.claimed_on(device) + state.foreign_on(device) - state.devices[device].usable_bytes
         if over > 0:
             yield f"I1: {iid} grows on {device} although {over} bytes are missing"
 
@@ -214,8 +213,7 @@ def _forced_claim(before: Before, state: State, instance: Instance, device: Devi
 
 def _by_choice(before: Before, state: State, device: DeviceId) -> int:
     """Bytes on a device without what this very step only raised because it was measured."""
-    sample = state.samples.get(device)
-    total = sample.foreign_bytes if sample is not None else 0
+    total = state.foreign_on(device)
     for instance in state.instances.values():
         old, claimed = before.instances.get(instance.id), instance.claim.on(device)
         measured = old is not None and old.claim.on(device) < claimed <= _forced_claim(before, state, instance, device)

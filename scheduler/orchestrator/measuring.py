@@ -133,9 +133,9 @@ def _was_robbed(ctx: Context, instance: Instance) -> bool:
     """Whether others use now what it was started for: its start failed for them, and says nothing about its own size."""
     planned = ctx.state.facts_of(instance.model).footprint.launch_bytes()  # its claim may have risen to what it was seen to take
     for device in instance.devices:
-        info, sample = ctx.state.devices.get(device), ctx.state.samples.get(device)
+        info = ctx.state.devices.get(device)
         others = ctx.state.claimed_on(device) - instance.claim.on(device)
-        if info is not None and sample is not None and others + planned + sample.foreign_bytes > info.usable_bytes:
+        if info is not None and others + planned + ctx.state.foreign_on(device) > info.usable_bytes:
             return True
     return False
 
@@ -245,9 +245,8 @@ def seated(ctx: Context, instance: Instance) -> Claim:
         return instance.claim.at_least(measured)  # that footprint is the one of its successor
     claim = {}
     for device in instance.devices:
-        held, info, sample = instance.claim.on(device), state.devices.get(device), state.samples.get(device)
-        foreign = sample.foreign_bytes if sample is not None else 0
-        room = info.usable_bytes - foreign - state.claimed_on(device) if info is not None else 0
+        held, info = instance.claim.on(device), state.devices.get(device)
+        room = info.usable_bytes - state.foreign_on(device) - state.claimed_on(device) if info is not None else 0
         claim[device] = max(measured.get(device, 0), min(footprint.seated_bytes(), held + max(0, room)))
     return Claim(claim, instance.claim.host_bytes)
 

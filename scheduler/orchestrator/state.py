@@ -225,10 +225,19 @@ class State:
             return None
         return sample if self.now_s - sample.started_at_s <= STALE_PERIODS * self.policy.sample_period_s else None
 
+    def foreign_on(self, device: DeviceId) -> int:
+        """What others used there when it was measured last, attached engines that are not taken in among them."""
+        sample = self.samples.get(device)
+        return 0 if sample is None else sample.foreign_bytes + self._not_taken_in(sample)
+
     def foreign_planned(self, device: DeviceId) -> int:
         """The most that others used lately: what is planned ahead with."""
-        edge = self.foreign.get(device)
-        return edge[0][1] if edge else 0
+        edge, sample = self.foreign.get(device), self.samples.get(device)
+        return (edge[0][1] if edge else 0) + (0 if sample is None else self._not_taken_in(sample))
+
+    def _not_taken_in(self, sample: DeviceSample) -> int:
+        """Bytes of engines that were found by their ports: measured by themselves, and claimed by nobody yet."""
+        return sum(held for holder, held in sample.own.items() if not self.has_process(InstanceId(holder)))
 
     def claimed_on(self, device: DeviceId) -> int:
         """Sum of all claims on a device."""

@@ -346,8 +346,7 @@ def shed(ctx: Context) -> bool:
     state = ctx.state
     opened = False
     for device, info in state.devices.items():
-        sample = state.samples.get(device)
-        foreign = sample.foreign_bytes if sample is not None else 0
+        foreign = state.foreign_on(device)
         excess = state.claimed_on(device) + foreign - info.usable_bytes
         key = f"over_capacity:{device}"
         if excess <= 0 or info.capacity_bytes == 0:  # stale freezes: a size that nobody knows now is exceeded by nobody
@@ -357,7 +356,7 @@ def shed(ctx: Context) -> bool:
         text = f"{device}: {held} claimed and {human_bytes(foreign)} used by others exceed {limit}; nothing grows there"
         fix = "nothing to do: an idle model is put away; or stop one"
         if foreign:
-            fix = f"end the foreign process{_largest_stranger(sample)}, or stop a model"
+            fix = f"end the foreign process{_largest_stranger(state.samples.get(device))}, or stop a model"
         state.degraded[key] = (text, fix, state.degraded[key][2] if key in state.degraded else state.wall)
         if device not in state.owned_devices() and not _leaving(ctx, device):
             opened |= _shed_one(ctx, device, text)

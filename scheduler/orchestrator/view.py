@@ -108,7 +108,7 @@ class Scene:
             info=info,
             health=Health.STALE if sample is None and said is Health.OK else said,
             free_bytes=None if sample is None else sample.free_bytes - info.headroom_bytes,
-            foreign_bytes=last.foreign_bytes if last is not None else 0,
+            foreign_bytes=self.state.foreign_on(info.id),
             blocked=blocked(info, last),
         )
 

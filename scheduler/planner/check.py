@@ -30,7 +30,7 @@ def _bytes_over(given: PlannerInput, target: Target, device: DeviceId, placement
     view = given.picture.devices[device]
     freed = sum(leave.exit.claim_freed.get(device, 0) for leave in placement.seats[target.model].leaves)
     others = given.picture.claimed_on(device) - target.own_claim.on(device) - freed
-    return others + target.need_bytes + view.foreign_bytes - view.info.usable_bytes
+    return others + target.need_bytes + view.foreign_bytes - target.found_on(device) - view.info.usable_bytes
 
 
 def _short(given: PlannerInput, target: Target, device: DeviceId, placement: Placement) -> str:

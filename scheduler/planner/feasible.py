@@ -25,7 +25,7 @@ def gap_on(picture: Picture, target: Target, device: DeviceId) -> Gap:
     """What is missing on ``device`` for ``target`` to grow there now."""
     view = picture.devices[device]
     others = picture.claimed_on(device) - target.own_claim.on(device)
-    ledger = others + target.need_bytes + view.foreign_bytes - view.info.usable_bytes
+    ledger = others + target.need_bytes + view.foreign_bytes - target.found_on(device) - view.info.usable_bytes
     if view.info.max_processes == 1:  # EXCLUSIVE_PROCESS: whoever holds a context there, a sleeper too, has to go whole
         ledger = max(ledger, others)
     growth = target.need_bytes - target.own_measured.get(device, 0)

@@ -77,6 +77,10 @@ class Target:
     own_claim: Claim
     own_measured: Mapping[DeviceId, int] = field(default_factory=dict)
 
+    def found_on(self, device: DeviceId) -> int:
+        """Bytes that it holds without a claim: it runs already, and counts among the others until it is taken in."""
+        return 0 if self.own_claim.on(device) else self.own_measured.get(device, 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostView:

@@ -77,6 +77,8 @@ async def test_it_makes_room_by_sleeping_and_is_never_ended(tmp_path: Path, worl
                 await daemon.start()
                 device = await daemon.until_device("gpu0", foreign_bytes=0)  # found by its port before anybody asked for it
                 assert device["used_bytes"] == 13 * GIB
+                (claim,) = (await daemon.get("/control/v1/devices/gpu0"))["claims"]
+                assert (claim["model"], claim["phase"], claim["claimed_bytes"], claim["used_bytes"]) == ("theirs", "stopped", 0, 13 * GIB)
                 assert (await daemon.chat("theirs"))[0] == 200
                 found = await daemon.model("theirs")
                 assert (found["phase"], found["instances"][0]["pid"]) == ("awake", process.pid)

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from scheduler.domain.ids import ModelName
+from scheduler.domain.device import DeviceInfo, DeviceSample
+from scheduler.domain.ids import Holder, ModelName, instance_id
 from scheduler.domain.units import GIB
 from scheduler.orchestrator.state import Policy
 from tests.support.behaviour import Behaviour
@@ -56,3 +57,53 @@ def test_one_whose_sleep_frees_nothing_is_let_go_and_nobody_says_that_its_memory
     assert len(said) == 2
     assert said[0].endswith("still holds 10.0 GiB: let go, since its process is not hotseat's to end")
     assert said[1] == "let go of a, which goes on by itself"
+
+
+# --- found by its port, and not taken in ------------------------------------------------------------------------
+
+
+class Found(Plain):
+    """``a`` runs already, since before anybody asked for it, and holds ``theirs_bytes``."""
+
+    theirs_bytes = 12 * GIB
+
+    def _sample(self, info: DeviceInfo) -> DeviceSample:
+        sample, iid = super()._sample(info), instance_id(ModelName("a"))
+        if self.state.has_process(iid):
+            return sample
+        used, own = sample.used_bytes + self.theirs_bytes, {**sample.own, Holder(iid): self.theirs_bytes}
+        return replace(sample, used_bytes=used, free_bytes=info.capacity_bytes - used, own=own)
+
+
+def found(*, b: Behaviour) -> Found:
+    world = Found({"gpu0": 24}, a=Behaviour(awake_bytes=12 * GIB), b=b)
+    world.play(replace(world.registry(), attached=frozenset({ModelName("a")})))
+    world.run(2)
+    return world
+
+
+def test_nothing_is_started_into_what_it_holds_before_it_is_taken_in() -> None:
+    world = found(b=Behaviour(awake_bytes=16 * GIB))
+    world.ask("b")
+    world.run(30)
+    assert world.count("Launch", "b") == 0
+    assert "12.0 GiB are used by others" in world.state.hold_reasons[ModelName("b")].text
+
+
+def test_what_it_holds_is_its_own_when_it_is_taken_in() -> None:
+    """Beside 10 GiB of ``b`` there is room for the 12 GiB that it holds, not for as many more."""
+    world = found(b=Behaviour(awake_bytes=10 * GIB))
+    world.ask("b", for_s=60.0)
+    world.run(20)
+    assert world.phase("b") == "awake"
+    world.ask("a")
+    world.run_until(lambda: world.phase("a") == "awake")
+    assert world.path("b") == "launching awake"
+
+
+def test_where_it_leaves_too_little_for_who_is_there_an_idle_model_is_put_away() -> None:
+    world = found(b=Behaviour(awake_bytes=10 * GIB))
+    world.ask("b")
+    world.run(20)
+    world.theirs_bytes = 15 * GIB
+    world.run_until(lambda: world.phase("b") == "asleep")
