@@ -3,30 +3,28 @@
 With ``sleep_steps`` and ``wake_steps`` of its own it does those; without, it is spoken to as vLLM is.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from adapters.engines.declared import with_declared
 from adapters.engines.exits import explain
-from adapters.engines.http import CallFailed
+from adapters.engines.http import looked_at
 from adapters.engines.placing import LOOPBACK
-from adapters.engines.steps import probe_by_path, sleep_by_steps, take_steps
+from adapters.engines.steps import probe_by_path, sleep_by_steps, wake_by_steps
 from adapters.engines.vllm_golden import ask, is_same, way_of
 from adapters.engines.vllm_sleep import put_to_sleep, wake_up
 from adapters.engines.vllm_state import probe as probe_vllm
 from adapters.engines.vllm_state import running as running_in_vllm
 from scheduler.domain.claims import Footprint
-from scheduler.domain.errors import HotseatError, Permanent, Temporary
+from scheduler.domain.errors import Permanent
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import GIB
-from scheduler.ports.engine import Answer, CommandLine, Endpoint, LaunchPlan, Probe
+from scheduler.ports.engine import CommandLine, Endpoint, LaunchPlan, Probe
 from scheduler.ports.launcher import ExitInfo
 
 #: What an engine that was never measured is taken for.
 GUESS_BYTES = GIB
-WAKE_POLL_S = 0.1
 
 
 class Attached:
@@ -80,15 +78,7 @@ class Attached:
 
     async def probe(self, endpoint: Endpoint, timeout_s: float) -> Probe:
         """With steps of its own as ``command``, else as ``vllm``."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await (probe_by_path(endpoint, timeout_s) if endpoint.sleep_paths else probe_vllm(endpoint, timeout_s))
-        except CallFailed as error:
-            return Probe(answer=error.kind, detail=error.message)
-        except TimeoutError:
-            return Probe(answer=Answer.SILENT, detail=f"no answer within {timeout_s:g} s")
-        except HotseatError as error:
-            return Probe(answer=Answer.BROKEN, detail=error.message)
+        return await looked_at((probe_by_path if endpoint.sleep_paths else probe_vllm)(endpoint, timeout_s), timeout_s)
 
     async def sleep(self, endpoint: Endpoint, level: int, timeout_s: float) -> int:
         """See :class:`scheduler.ports.engine.CanSleep`."""
@@ -98,18 +88,7 @@ class Attached:
 
     async def wake(self, endpoint: Endpoint, level: int, timeout_s: float) -> None:
         """See :class:`scheduler.ports.engine.CanSleep`."""
-        if not endpoint.wake_paths:
-            await wake_up(endpoint, level, timeout_s)
-            return
-        try:
-            async with asyncio.timeout(timeout_s):
-                await take_steps(endpoint, endpoint.wake_paths, timeout_s, Code.WAKE_FAILED)
-                while (seen := await self.probe(endpoint, timeout_s)).answer is not Answer.READY:
-                    if seen.answer in (Answer.REFUSED, Answer.BROKEN):
-                        raise Temporary(f"after the wake steps: {seen.detail}", retry_after_s=1.0, code=Code.WAKE_FAILED)
-                    await asyncio.sleep(WAKE_POLL_S)  # nothing tells us; a wake takes seconds
-        except TimeoutError:
-            raise Temporary(f"it did not wake within {timeout_s:g} s", retry_after_s=1.0, code=Code.WAKE_FAILED) from None
+        await (wake_by_steps(endpoint, timeout_s) if endpoint.wake_paths else wake_up(endpoint, level, timeout_s))
 
     async def warm_up(self, endpoint: Endpoint, timeout_s: float) -> str:
         """One golden question, so that a wake to wrong answers is noticed; it was warm before."""

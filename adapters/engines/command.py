@@ -9,20 +9,19 @@ from collections.abc import Mapping, Sequence
 
 from adapters.engines.declared import with_declared
 from adapters.engines.exits import explain
-from adapters.engines.http import CallFailed
+from adapters.engines.http import looked_at
 from adapters.engines.placing import check_program, expand_all, values_of
-from adapters.engines.steps import probe_by_path, sleep_by_steps, take_steps
+from adapters.engines.steps import probe_by_path, sleep_by_steps, wake_by_steps
 from scheduler.domain.claims import Footprint
-from scheduler.domain.errors import HotseatError, Permanent, Temporary
+from scheduler.domain.errors import Permanent
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import GIB
-from scheduler.ports.engine import Answer, CommandLine, Endpoint, LaunchPlan, Probe
+from scheduler.ports.engine import CommandLine, Endpoint, LaunchPlan, Probe
 from scheduler.ports.launcher import ExitInfo
 
 #: What an unknown program is taken for until it was measured or its sizes were declared.
 GUESS_BYTES = GIB
-WAKE_POLL_S = 0.1
 
 
 class Command:
@@ -67,28 +66,15 @@ class Command:
 
     async def probe(self, endpoint: Endpoint, timeout_s: float) -> Probe:
         """The ready path: 200 = ready, 503 = starting. With sleep steps also whether it says that it sleeps."""
-        try:
-            return await probe_by_path(endpoint, timeout_s)
-        except CallFailed as error:
-            return Probe(answer=error.kind, detail=error.message)
-        except HotseatError as error:
-            return Probe(answer=Answer.BROKEN, detail=error.message)
+        return await looked_at(probe_by_path(endpoint, timeout_s), timeout_s)
 
     async def sleep(self, endpoint: Endpoint, level: int, timeout_s: float) -> int:
         """POST the sleep steps; see :func:`adapters.engines.steps.sleep_by_steps`."""
         return await sleep_by_steps(endpoint, level, timeout_s)
 
     async def wake(self, endpoint: Endpoint, level: int, timeout_s: float) -> None:
-        """POST the wake steps, then wait until it answers as ready."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await take_steps(endpoint, endpoint.wake_paths, timeout_s, Code.WAKE_FAILED)
-                while (seen := await self.probe(endpoint, timeout_s)).answer is not Answer.READY:
-                    if seen.answer in (Answer.REFUSED, Answer.BROKEN):
-                        raise Temporary(f"after the wake steps: {seen.detail}", retry_after_s=1.0, code=Code.WAKE_FAILED)
-                    await asyncio.sleep(WAKE_POLL_S)  # nothing tells us; a wake takes seconds
-        except TimeoutError:
-            raise Temporary(f"it did not wake within {timeout_s:g} s", retry_after_s=1.0, code=Code.WAKE_FAILED) from None
+        """See :func:`adapters.engines.steps.wake_by_steps`."""
+        await wake_by_steps(endpoint, timeout_s)
 
     def explain_exit(self, exit_info: ExitInfo, log_tail: Sequence[str]) -> Reason:
         """What any program may say, else its exit status."""

@@ -7,13 +7,13 @@ cookies, no keep-alive. Streams of tokens go another way (``scheduler.upstream``
 import asyncio
 import ipaddress
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from scheduler.domain.errors import Permanent, Temporary
-from scheduler.ports.engine import Answer
+from scheduler.domain.errors import HotseatError, Permanent, Temporary
+from scheduler.ports.engine import Answer, Probe
 
 MAX_BODY_BYTES = 1 << 20
 MAX_HEAD_BYTES = 64 << 10
@@ -48,6 +48,19 @@ class Reply:
     def text(self) -> str:
         """The body as text; bytes that are no UTF-8 are replaced."""
         return self.body.decode(errors="replace")
+
+
+async def looked_at(look: Awaitable[Probe], timeout_s: float) -> Probe:
+    """The outcome of a look at an engine, all of it within ``timeout_s``; one that fails says how."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await look
+    except CallFailed as error:
+        return Probe(answer=error.kind, detail=error.message)
+    except TimeoutError:
+        return Probe(answer=Answer.SILENT, detail=f"no answer within {timeout_s:g} s")
+    except HotseatError as error:
+        return Probe(answer=Answer.BROKEN, detail=error.message)
 
 
 async def get(base_url: str, path: str, *, timeout_s: float, api_key: str = "") -> Reply:

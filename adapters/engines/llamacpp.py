@@ -17,7 +17,7 @@ from pathlib import Path
 from adapters.engines.declared import with_declared
 from adapters.engines.exits import explain
 from adapters.engines.gguf import GgufError, Header, read_header, split_files
-from adapters.engines.http import CallFailed, Reply, get
+from adapters.engines.http import Reply, get, looked_at
 from adapters.engines.llamacpp_exits import TABLE
 from adapters.engines.llamacpp_flags import DEFAULT_ENV, OWNED, Sizing, owned_in, read_sizing
 from adapters.engines.llamacpp_size import PROCESS_BYTES, guess_without_header, measure
@@ -84,15 +84,7 @@ class LlamaCpp:
 
     async def probe(self, endpoint: Endpoint, timeout_s: float) -> Probe:
         """``/health``, and when that says ready ``/props``, which tells who answers and whether it sleeps."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._look(endpoint, timeout_s)
-        except CallFailed as error:
-            return Probe(answer=error.kind, detail=error.message)
-        except TimeoutError:
-            return Probe(answer=Answer.SILENT, detail=f"no answer within {timeout_s:g} s")
-        except HotseatError as error:
-            return Probe(answer=Answer.BROKEN, detail=error.message)
+        return await looked_at(self._look(endpoint, timeout_s), timeout_s)
 
     async def _look(self, endpoint: Endpoint, timeout_s: float) -> Probe:
         health = await get(endpoint.base_url, endpoint.ready_path or "/health", timeout_s=timeout_s, api_key=endpoint.api_key)

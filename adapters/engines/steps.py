@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Sequence
 
-from adapters.engines.http import CallFailed, Reply, get, post
+from adapters.engines.http import CallFailed, Reply, get, looked_at, post
 from scheduler.domain.errors import Temporary
 from scheduler.domain.reasons import Code
 from scheduler.ports.engine import Answer, Endpoint, Probe
 
 DEFAULT_READY_PATH = "/health"
+WAKE_POLL_S = 0.1
 #: Where vLLM, and whoever follows it, says whether it sleeps; asked only of engines that have sleep steps.
 SLEEP_STATE_PATH = "/is_sleeping"
 
@@ -39,6 +40,19 @@ async def sleep_by_steps(endpoint: Endpoint, level: int, timeout_s: float) -> in
         if isinstance(said, int):
             reached = said
     return reached
+
+
+async def wake_by_steps(endpoint: Endpoint, timeout_s: float) -> None:
+    """POST the wake steps, then wait until it answers as ready. Raises Temporary ``wake_failed``."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await take_steps(endpoint, endpoint.wake_paths, timeout_s, Code.WAKE_FAILED)
+            while (seen := await looked_at(probe_by_path(endpoint, timeout_s), timeout_s)).answer is not Answer.READY:
+                if seen.answer in (Answer.REFUSED, Answer.BROKEN):
+                    raise Temporary(f"after the wake steps: {seen.detail}", retry_after_s=1.0, code=Code.WAKE_FAILED)
+                await asyncio.sleep(WAKE_POLL_S)  # nothing tells us; a wake takes seconds
+    except TimeoutError:
+        raise Temporary(f"it did not wake within {timeout_s:g} s", retry_after_s=1.0, code=Code.WAKE_FAILED) from None
 
 
 async def says_asleep(endpoint: Endpoint, timeout_s: float) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from adapters.engines import vllm_size
-from adapters.engines.http import CallFailed
+from adapters.engines.http import looked_at
 from adapters.engines.placing import LOOPBACK, check_program, expand_all, values_of
 from adapters.engines.vllm_exits import explain_exit
 from adapters.engines.vllm_flags import FIXED_ENV, OWNED, expandable_segments, levels_of, owned_in
@@ -20,11 +20,11 @@ from adapters.engines.vllm_golden import ask, is_same, way_of
 from adapters.engines.vllm_sleep import put_to_sleep, wake_up
 from adapters.engines.vllm_state import probe, running
 from scheduler.domain.claims import Footprint
-from scheduler.domain.errors import HotseatError, Permanent, Temporary
+from scheduler.domain.errors import Permanent, Temporary
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import GIB
-from scheduler.ports.engine import Answer, CommandLine, Endpoint, LaunchPlan, Probe
+from scheduler.ports.engine import CommandLine, Endpoint, LaunchPlan, Probe
 from scheduler.ports.launcher import ExitInfo
 
 PROGRAM = "vllm"
@@ -102,15 +102,7 @@ class Vllm:
 
     async def probe(self, endpoint: Endpoint, timeout_s: float) -> Probe:
         """See :func:`adapters.engines.vllm_state.probe`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await probe(endpoint, timeout_s)
-        except CallFailed as error:
-            return Probe(answer=error.kind, detail=error.message)
-        except TimeoutError:
-            return Probe(answer=Answer.SILENT, detail=f"no answer within {timeout_s:g} s")
-        except HotseatError as error:
-            return Probe(answer=Answer.BROKEN, detail=error.message)
+        return await looked_at(probe(endpoint, timeout_s), timeout_s)
 
     async def sleep(self, endpoint: Endpoint, level: int, timeout_s: float) -> int:
         """See :mod:`adapters.engines.vllm_sleep`. Raises Temporary ``sleep_failed`` and Permanent ``sleep_unsupported``."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from adapters.engines.vllm_flags import canonical
+
 #: Flag -> field of :class:`Sizing`, for flags with a value.
 _VALUES: Final[Mapping[str, str]] = {
     "--max-model-len": "max_length",
@@ -84,8 +86,8 @@ def read_sizing(args: Sequence[str]) -> Sizing:
     switches: dict[str, bool] = {}
     pending = iter(args)
     for word in pending:
-        flag, equals, value = word.partition("=")
-        flag = canonical(flag)
+        _, equals, value = word.partition("=")
+        flag = canonical(word)
         if flag in _VALUES:
             texts[_VALUES[flag]] = value if equals else next(pending, "")
         elif flag in _SWITCHES:
@@ -115,11 +117,6 @@ def read_sizing(args: Sequence[str]) -> Sizing:
         next_tokens=next_tokens,
         revision=texts.get("revision", ""),
     )
-
-
-def canonical(flag: str) -> str:
-    """A flag as vLLM understands it: ``--max_model_len`` is ``--max-model-len``."""
-    return flag.replace("_", "-") if flag.startswith("--") else flag
 
 
 def count_of(text: str) -> int | None:

@@ -105,7 +105,7 @@ def _claims(state: State, device: DeviceId) -> Iterator[Claim]:
     sample = state.samples.get(device)
     own = sample.own if sample else {}
     # An attached engine is found before it is taken in: it holds something, and claims nothing.
-    found = [Instance(id=InstanceId(holder)) for holder in own if holder not in state.instances]
+    found = [Instance(id=InstanceId(holder)) for holder in own if InstanceId(holder) not in state.instances]
     for instance in [*state.instances.values(), *found]:
         claimed, used = instance.claim.on(device), own.get(holder_of(instance.id))
         if claimed == 0 and device not in instance.devices and not used:
