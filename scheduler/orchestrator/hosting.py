@@ -7,7 +7,7 @@ from scheduler.domain.device import HostSample
 from scheduler.domain.ids import DeviceId, ModelName, holder_of
 from scheduler.domain.instance import GOAL_STOPPED, Goal, Instance, Phase, goal_asleep
 from scheduler.domain.reasons import Code, Reason
-from scheduler.domain.units import human_bytes
+from scheduler.domain.units import human_bytes, human_seconds
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.measuring import teach
 from scheduler.orchestrator.state import HOST_MARGIN_BYTES, State
@@ -16,6 +16,14 @@ from scheduler.planner.evict import Leave
 
 #: What an operator can do where copies find no room.
 FIX = "stop a sleeper that keeps its copy there, or raise host.sleep_memory"
+
+
+_BLIND_FIX = "see `hotseat logs` for what keeps the daemon from reading /proc"
+
+
+def fix_of(state: State) -> str:
+    """What helps where copies find no room."""
+    return _BLIND_FIX if state.host_is_stale() else FIX
 
 
 def host_bytes_asleep(state: State, instance: Instance, level: int | None) -> int:
@@ -37,8 +45,8 @@ def deepest_goal(state: State, instance: Instance, wanted: int | None) -> tuple[
     text = _no_room(state, instance.model, wanted, need, need - instance.claim.host_bytes, state.host_claimed())
     for level in state.facts_of(instance.model).usable_levels():
         if level > (wanted or 0) and has_host_room(state, instance, host_bytes_asleep(state, instance, level)):
-            return goal_asleep(level), Reason(Code.SLEEP_FAILED, f"{text}: level {level} instead", FIX)
-    return GOAL_STOPPED, Reason(Code.SLEEP_FAILED, f"{text}: {instead_of_sleep(state, instance.model)}", FIX)
+            return goal_asleep(level), Reason(Code.SLEEP_FAILED, f"{text}: level {level} instead", fix_of(state))
+    return GOAL_STOPPED, Reason(Code.SLEEP_FAILED, f"{text}: {instead_of_sleep(state, instance.model)}", fix_of(state))
 
 
 def instead_of_sleep(state: State, model: ModelName) -> str:
@@ -53,7 +61,7 @@ def why_no_sleep(state: State, instance: Instance, level: int) -> Reason | None:
     goal, _ = deepest_goal(state, instance, level)
     need = host_bytes_asleep(state, instance, level)
     text = _no_room(state, instance.model, level, need, need - instance.claim.host_bytes, state.host_claimed())
-    return Reason(Code.SLEEP_FAILED, text, FIX) if goal == GOAL_STOPPED else None
+    return Reason(Code.SLEEP_FAILED, text, fix_of(state)) if goal == GOAL_STOPPED else None
 
 
 def why_deeper(state: State, leaves: Sequence[Leave]) -> tuple[str, ...]:
@@ -84,7 +92,9 @@ def _no_room(state: State, model: ModelName, level: int | None, need: int, more:
     limit = state.host_limit_bytes
     text = f"{model} cannot sleep at level {level}: its copy needs {human_bytes(need)} of host memory"
     text = f"{text}, {human_bytes(held)} of {human_bytes(limit)} are held"
-    if state.host is not None and held + more <= limit:
+    if state.host is not None and state.host_is_stale():
+        text = f"{text}, and host memory has not been measured for {human_seconds(state.now_s - state.host.started_at_s)}"
+    elif state.host is not None and held + more <= limit:
         text = f"{text}, and only {human_bytes(state.host.available_bytes)} are available on the machine"
     return text
 

@@ -18,7 +18,7 @@ from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import FinishAction, GrantLease
 from scheduler.orchestrator.estimates import awake_seconds, is_measured, longest_seconds, queue_seconds, retry_after
 from scheduler.orchestrator.events import LeaseRequested
-from scheduler.orchestrator.hosting import FIX, loads_before, why_deeper
+from scheduler.orchestrator.hosting import fix_of, loads_before, why_deeper
 from scheduler.orchestrator.standstill import Standstill
 from scheduler.orchestrator.state import Live
 from scheduler.orchestrator.unfit import never_fits, unreadable
@@ -375,7 +375,7 @@ def _open(ctx: Context, model: ModelName, fits: Fits) -> None:
         steps=(*steps, moves.grow_step(instance_id(model), fits.devices)),
         devices=devices,
         cause=cause,
-        reason=Reason(code, text, FIX if deeper else ""),
+        reason=Reason(code, text, fix_of(state) if deeper else ""),
         beneficiary=model,
     )
     ctx.tell("move", model, text, cause=cause)

@@ -20,6 +20,9 @@ from scheduler.planner.turns import Demand, Fairness
 #: How long a forced drain waits for the relay to write its error events before the engine is touched.
 FORCE_GRACE_S = 2.0
 HOST_MARGIN_BYTES = 2 * GIB  # of available host memory, never given to a copy
+#: Age of a measurement of host memory from which no new copy is made. It is taken after those of devices, of which one may hang
+#: for seconds; beside that, only a system without descriptors or without /proc cannot measure it.
+HOST_STALE_S = 30.0
 STALE_PERIODS = 3  # a sample older than this many sampling periods is no evidence
 
 
@@ -250,7 +253,13 @@ class State:
     def host_room(self) -> int:
         """Bytes of host memory that copies may still claim: by the ledger, and by what the machine has left."""
         room = self.host_limit_bytes - self.host_claimed()
-        return room if self.host is None else min(room, self.host.available_bytes - self._copies_under_way() - HOST_MARGIN_BYTES)
+        if self.host is None:
+            return room
+        return min(room, 0 if self.host_is_stale() else self.host.available_bytes - self._copies_under_way() - HOST_MARGIN_BYTES)
+
+    def host_is_stale(self) -> bool:
+        """Whether the last measurement of host memory is too old to be evidence."""
+        return self.host is not None and self.now_s - self.host.started_at_s > HOST_STALE_S
 
     def _copies_under_way(self) -> int:
         """Bytes of copies that are being made, or were made since host memory was measured: nobody else has them to take."""

@@ -159,6 +159,24 @@ def test_what_the_machine_has_left_counts_too() -> None:
     assert "its copy needs 30.0 GiB of host memory, 30.0 GiB of 64.0 GiB are held, and only 12.0 GiB are available" in drained.reason.text
 
 
+def test_no_copy_is_made_on_the_word_of_an_old_measurement() -> None:
+    """The ledger has room, but for a minute nobody could say what others have taken of the machine's memory."""
+    world = crowd(THIRTY, host_gib=64)
+    serve(world, "a")
+    world.around.host_bytes = None
+    world.run(60)
+    world.order("sleep", "a")
+    world.settle()
+    assert world.phase("a") == "stopped"
+    assert "0 MiB of 64.0 GiB are held, and host memory has not been measured for 60 s" in world.instance("a").reason.text
+    assert "reading /proc" in world.instance("a").reason.fix
+    world.around.host_bytes = 256 * GIB
+    serve(world, "a")
+    world.order("sleep", "a")
+    world.settle()
+    assert world.phase("a") == "asleep"
+
+
 def test_of_two_that_leave_at_once_the_second_does_not_count_on_memory_that_the_first_is_about_to_take() -> None:
     """The ledger has room for six, the machine for one, and the first copy is not to be seen yet."""
     slow = replace(THIRTY, sleep_s=5.0)
