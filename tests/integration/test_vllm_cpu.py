@@ -4,12 +4,10 @@ The real one is started when HOTSEAT_VLLM_BIN names a vllm executable that was b
 takes minutes. ``HOTSEAT_VLLM_BIN=/path/to/vllm pytest -s -k real tests/integration/test_vllm_cpu.py`` prints what was measured.
 """
 
-import asyncio
 import json
 import os
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Mapping
 from contextlib import asynccontextmanager
@@ -29,7 +27,7 @@ from scheduler.domain.model import DeviceWish, ModelSpec
 from scheduler.domain.units import GIB
 from scheduler.ports.engine import Endpoint
 from tests.conformance.variants import REAL_VLLM
-from tests.support.house import House, alive, events_of, until
+from tests.support.house import House, alive, events_of, lived_in, until
 from tests.support.real import MIB
 from tests.support.tiny_hf import tiny_folder
 from tests.support.vllm_knobs import COMMAND, HEALTHY, VllmKnobs
@@ -77,19 +75,8 @@ async def vllm_house(folder: Path, engine: Engine) -> Any:
     models = {NAME: {"engine": "vllm", "model": str(model), **engine.entry}}
     settings = {"defaults": {"start_timeout": f"{engine.patience_s:g}s"}, "engines": {"vllm": {"command": engine.command}}}
     daemon = House(folder, models, {"cpu0": 8 * GIB}, **settings)
-    try:
-        await daemon.start()
+    async with lived_in(daemon, 3 * engine.patience_s):
         yield daemon
-        await daemon.check_books()
-        await daemon.stop()
-        assert daemon.engine_processes() == set()
-    except BaseException:
-        sys.stderr.write(f"--- the daemon's own words\n{daemon.output()}\n")
-        raise
-    finally:
-        daemon.sweep()
-        if daemon.process is not None:
-            await daemon.process.wait()
 
 
 # --- small things -----------------------------------------------------------------------------------------------------
@@ -159,7 +146,7 @@ async def median_ms(**urls: str) -> dict[str, float]:
 
 
 async def test_a_life_on_the_cpu(tmp_path: Path, engine: Engine) -> None:
-    async with asyncio.timeout(3 * engine.patience_s), vllm_house(tmp_path, engine) as daemon:
+    async with vllm_house(tmp_path, engine) as daemon:
         await is_started_by_a_request(daemon, engine)
         await sleeps_in_vain_once(daemon, engine)
         await is_adopted(daemon, engine)

@@ -1,7 +1,5 @@
 """A real daemon on a made-up machine with NVIDIA cards: the real pynvml, the stand-in driver, fake vLLMs as real processes."""
 
-import asyncio
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +11,7 @@ from tests.support.behaviour import Behaviour
 from tests.support.fake_knobs import Speech
 from tests.support.gpu_world import GpuWorld, gpu
 from tests.support.hf_folders import sized_folder
-from tests.support.house import House
+from tests.support.house import House, lived_in
 from tests.support.nvml import build
 from tests.support.vllm_knobs import COMMAND, VllmKnobs
 
@@ -104,19 +102,10 @@ async def gpu_house(
 ) -> AsyncIterator[GpuHouse]:
     """A running daemon. At the end its books are right, it stops everything, nothing was refused memory and no card was overfull."""
     daemon = GpuHouse(folder, world, models, **settings)
-    try:
-        async with asyncio.timeout(within_s):
-            await daemon.start()
-            yield daemon
-            await daemon.check_books()
-            await daemon.stop()
-        assert daemon.engine_processes() == set()
+
+    def check() -> None:
         assert world.oom_log() == []
         assert not (full := daemon.overfull()), full
-    except BaseException:
-        sys.stderr.write(f"--- the daemon's own words\n{daemon.output()}\n")
-        raise
-    finally:
-        daemon.sweep()
-        if daemon.process is not None:
-            await daemon.process.wait()
+
+    async with lived_in(daemon, within_s, check):
+        yield daemon

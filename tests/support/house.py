@@ -255,15 +255,26 @@ async def house(
     """
     daemon = House(folder, models, devices, **settings)
     witness = Witness(daemon)
+
+    def check() -> None:
+        assert witness.wrong == []
+        assert witness.looks > 0
+
+    async with witness, lived_in(daemon, within_s, check):
+        yield daemon
+
+
+@asynccontextmanager
+async def lived_in(daemon: House, within_s: float, check: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
+    """From the start of a daemon to its end, all within ``within_s``: its books are right, it stops everything, and ``check`` passes."""
     try:
-        async with asyncio.timeout(within_s), witness:
+        async with asyncio.timeout(within_s):
             await daemon.start()
-            yield daemon
+            yield
             await daemon.check_books()
             await daemon.stop()
         assert daemon.engine_processes() == set()
-        assert witness.wrong == []
-        assert witness.looks > 0
+        check()
     except BaseException:
         sys.stderr.write(f"--- the daemon's own words\n{daemon.output()}\n")
         raise
