@@ -1,9 +1,13 @@
 """Whether chat can be served: what /readyz says."""
 
-from scheduler.domain.ids import DeviceId, instance_id
+from collections.abc import Iterator
+
+from scheduler.domain.ids import DeviceId, ModelName, instance_id
 from scheduler.domain.instance import Instance, Phase
 from scheduler.domain.model import ModelSpec
+from scheduler.domain.reasons import Reason
 from scheduler.orchestrator.state import State
+from scheduler.orchestrator.unfit import never_fits
 from scheduler.orchestrator.view import target
 from scheduler.planner.feasible import fits_alone
 
@@ -15,6 +19,17 @@ def can_serve(state: State) -> bool:
     """Whether a request for some model would be answered: it is awake, or could be brought there. True without models."""
     fresh = {device for device in state.devices if state.fresh_sample(device) is not None}
     return not state.models or any(_serves(state, spec, fresh) for spec in state.models.values())
+
+
+def why_none(state: State) -> Iterator[tuple[ModelName, Reason]]:
+    """Of enabled models that do not serve and for which nothing can be waited: why not. The rest waits for what is degraded."""
+    for spec in state.models.values():
+        instance = state.instances.get(instance_id(spec.name)) or Instance(id=instance_id(spec.name))
+        if not spec.enabled or instance.phase in _UP:
+            continue
+        reason = instance.reason if _given_up(state, instance) else never_fits(state, spec.name)
+        if reason is not None:
+            yield spec.name, reason
 
 
 def _serves(state: State, spec: ModelSpec, fresh: set[DeviceId]) -> bool:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scheduler.daemon.serving import can_serve
-from scheduler.domain.ids import DeviceId
+from scheduler.daemon.serving import can_serve, why_none
+from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.model import DeviceWish
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
@@ -36,6 +36,19 @@ def test_a_model_that_could_be_started_is_enough() -> None:
 
 def test_without_a_device_nothing_can_be_started() -> None:
     assert not can_serve(Plain({}, a=SLEEPER).state)
+
+
+def test_why_no_model_serves_is_told_of_each() -> None:
+    """One is too large, one failed for good, one may wait for its device, one is awake."""
+    gone = Behaviour(awake_bytes=GIB, fails_always=StartFailure(code=Code.MODEL_MISSING))
+    world = Plain({"gpu0": 24}, large=Behaviour(awake_bytes=40 * GIB), gone=gone, waits=SLEEPER, up=SLEEPER)
+    world.ask("gone")
+    world.ask("up")
+    world.settle()
+    blind(world, "gpu0")
+    why = dict(why_none(world.state))
+    assert {model: reason.code for model, reason in why.items()} == {"large": Code.DOES_NOT_FIT, "gone": Code.MODEL_MISSING}
+    assert "40.0 GiB" in why[ModelName("large")].text
 
 
 def test_nothing_can_be_started_where_nothing_is_measured() -> None:
