@@ -8,7 +8,6 @@ from pathlib import Path
 
 from scheduler.api.schemas import (
     Action,
-    Degraded,
     DeviceDetail,
     Event,
     Logs,
@@ -29,7 +28,7 @@ from scheduler.daemon.actions import ActionBook
 from scheduler.daemon.logfiles import read_piece
 from scheduler.daemon.news import News
 from scheduler.daemon.prometheus import Exposition
-from scheduler.daemon.serving import can_serve, why_none
+from scheduler.daemon.serving import can_serve
 from scheduler.daemon.status import StatusBuilder
 from scheduler.domain.claims import Footprint
 from scheduler.domain.errors import NotFound
@@ -189,10 +188,7 @@ class DaemonPlane:
         """Whether the control loop turns and chat can be served."""
         now = self._kernel.parts.clock.monotonic()
         alive = now - max(self._kernel.loop.turned_at_s, self._state.now_s) < STUCK_S
-        degraded, serves = self._status.degraded(now), can_serve(self._state)
-        if not serves:
-            degraded += [Degraded(code=r.code.value, subject=m, message=f"{m}: {r.text}", fix=r.fix) for m, r in why_none(self._state)]
-        return Ready(ready=alive and serves, alive=alive, degraded=degraded)
+        return Ready(ready=alive and can_serve(self._state), alive=alive, degraded=self._status.degraded(now))
 
     async def version(self) -> VersionInfo:
         """Who answers."""

@@ -21,6 +21,7 @@ from scheduler.api.schemas import (
     Why,
 )
 from scheduler.daemon.device_status import degraded_devices, device_detail, device_of, missing_detail, missing_of
+from scheduler.daemon.serving import can_serve, why_none
 from scheduler.domain.ids import DeviceId, HoldId, InstanceId, ModelName, instance_id
 from scheduler.domain.instance import Instance, Phase
 from scheduler.domain.lease import Hold
@@ -70,7 +71,10 @@ class StatusBuilder:
             Degraded(code=key.partition(":")[0], subject=key.partition(":")[2], since=since, message=message, fix=fix)
             for key, (message, fix, since) in self._state.degraded.items()
         ]
-        return [*found, *degraded_devices(self._state, now_s, found)]
+        found += degraded_devices(self._state, now_s, found)
+        if not can_serve(self._state):
+            found += [Degraded(code=r.code.value, subject=m, message=r.text, fix=r.fix) for m, r in why_none(self._state)]
+        return found
 
     def _devices(self, now_s: float) -> list[Device]:
         present = [device_of(self._state, info, now_s, self._since) for info in self._state.devices.values()]

@@ -272,3 +272,12 @@ def test_wrap_keeps_indents_and_breaks_words_that_are_too_long() -> None:
     assert wrap("  fix: one two three", 12, "       ") == ["  fix: one", "       two", "       three"]
     assert wrap("x" * 25, 10) == ["x" * 10, "  " + "x" * 8, "  " + "x" * 7]
     assert wrap("as it is", None) == ["as it is"]
+
+
+def test_a_failed_model_that_keeps_the_daemon_from_being_ready_is_told_of_once() -> None:
+    status = as_json(worlds.world([worlds.model("a", "failed"), worlds.model("b", "failed")]))
+    trouble = {"code": "model_missing", "subject": "a", "message": "/m/a.gguf does not exist", "fix": "correct `model`", "since": None}
+    lines = render_status({**status, "degraded": [trouble]}, "srv1", View(T0, None, zone=UTC))
+    assert [line for line in lines if "model missing" in line or "a failed" in line] == ["! a model missing (/m/a.gguf does not exist)"]
+    assert "  fix: correct `model`" in lines
+    assert any("b failed" in line for line in lines)

@@ -134,9 +134,10 @@ def _lost_devices(status: Json) -> Iterable[tuple[str, str]]:
 
 
 def _failed_models(status: Json, view: View) -> Iterable[tuple[str, str]]:
+    told = {item.get("subject") for item in status.get("degraded") or ()}
     for model in status.get("models") or ():
         error, phase = model.get("error"), model.get("phase")
-        if phase not in ("failed", "backoff"):
+        if phase not in ("failed", "backoff") or model.get("name") in told:
             continue
         message = (error or {}).get("message") or (model.get("reason") or {}).get("text") or "no reason known"
         attempts = (error or {}).get("attempts") or 0
