@@ -357,6 +357,8 @@ def shed(ctx: Context) -> bool:
         fix = "nothing to do: an idle model is put away; or stop one"
         if foreign:
             fix = f"end the foreign process{_largest_stranger(state.samples.get(device))}, or stop a model"
+        if key not in state.degraded:
+            ctx.tell("over_capacity", device, text)
         state.degraded[key] = (text, fix, state.degraded[key][2] if key in state.degraded else state.wall)
         if device not in state.owned_devices() and not _leaving(ctx, device):
             opened |= _shed_one(ctx, device, text)
@@ -381,6 +383,8 @@ def shed_host(ctx: Context) -> bool:
         state.degraded.pop("host_over_capacity", None)
         return False
     text = f"copies of sleepers take {human_bytes(state.host_claimed())} of host memory, {human_bytes(state.host_limit_bytes)} are allowed"
+    if "host_over_capacity" not in state.degraded:
+        ctx.tell("host_over_capacity", "", text)
     since = state.degraded["host_over_capacity"][2] if "host_over_capacity" in state.degraded else state.wall
     state.degraded["host_over_capacity"] = (text, "nothing to do: a sleeper is stopped; or raise host.sleep_memory", since)
     if any(i.claim.host_bytes and i.phase is Phase.STOPPING for i in state.instances.values()):

@@ -133,6 +133,7 @@ def test_an_over_full_device_names_the_process_to_end() -> None:
     world.run(5)
     _, fix, _ = world.state.degraded["over_capacity:gpu0"]
     assert fix == "end the foreign process 4711 (python, 8.0 GiB, the largest of 2), or stop a model"
+    assert [line.subject for line in world.told if line.kind == "over_capacity"] == ["gpu0"], "said once"
     world.around.strangers[GPU0] = (Stranger(pid=9, used_bytes=None),)
     world.run(5)
     assert world.state.degraded["over_capacity:gpu0"][1] == "end the foreign process, or stop a model", (

@@ -204,6 +204,7 @@ def test_copies_that_were_measured_above_the_limit_shed_one_sleeper_and_not_more
         world.order("sleep", model)
     world.run_until(lambda: "host_over_capacity" in world.state.degraded)
     message, fix, _ = world.state.degraded["host_over_capacity"]
+    assert [line.message for line in world.told if line.kind == "host_over_capacity"] == [message]
     assert message == "copies of sleepers take 90.0 GiB of host memory, 64.0 GiB are allowed"
     assert fix == "nothing to do: a sleeper is stopped; or raise host.sleep_memory"
     world.settle()
