@@ -23,7 +23,7 @@ from scheduler.domain.units import human_seconds
 from scheduler.orchestrator import lifecycle
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CutLeases, FinishAction, Measure, SaveMove, Stop
-from scheduler.orchestrator.hosting import has_host_room, host_bytes_asleep, loads_before
+from scheduler.orchestrator.hosting import has_host_room, host_bytes_asleep, loads_before, why_no_sleep
 from scheduler.orchestrator.measuring import measured_since
 from scheduler.orchestrator.state import FORCE_GRACE_S, Wish
 from scheduler.orchestrator.view import grows_beside, may_sit, picture, restless, target
@@ -282,10 +282,23 @@ def _abandoned(ctx: Context, move: Move) -> bool:
         return True
     if ctx.state.closing and move.id not in ctx.state.begun and any(s.kind is StepKind.GROW for s in move.steps):
         return True
+    if _why_kept(ctx, move) is not None:
+        return True
     if move.beneficiary is None or ctx.state.wanted(move.beneficiary):
         return False
     spec = ctx.state.models.get(move.beneficiary)
     return spec is None or not spec.always_awake or not spec.enabled
+
+
+def _why_kept(ctx: Context, move: Move) -> Reason | None:
+    """Why an attached engine that was drained cannot leave: the host has no room for its copy any more, and it is not ours to end."""
+    for instance in (ctx.instance(s.instance) for s in move.steps if s.goal.phase is Phase.ASLEEP):
+        if instance.phase is not Phase.DRAINING or ctx.state.busy(instance.id) or _copy_room_comes(ctx, move, instance):
+            continue
+        reason = why_no_sleep(ctx.state, instance, instance.goal.level or 1)
+        if reason is not None:
+            return reason
+    return None
 
 
 def _wind_up(ctx: Context, move: Move, shrinks: list[Step], grows: list[Step]) -> bool:
@@ -294,7 +307,7 @@ def _wind_up(ctx: Context, move: Move, shrinks: list[Step], grows: list[Step]) -
     for step in shrinks:
         instance = ctx.instance(step.instance)
         if instance.phase is Phase.DRAINING:
-            reason = Reason(Code.DRAIN_CANCELLED, _why_not(ctx, move))
+            reason = _why_kept(ctx, move) or Reason(Code.DRAIN_CANCELLED, _why_not(ctx, move))
             ctx.transition(instance.id, DrainCancelled(at_s=ctx.now_s, reason=reason))
         busy |= ctx.instance(step.instance).phase in (Phase.STOPPING, Phase.FALLING_ASLEEP, Phase.UNKNOWN)
     for step in grows:

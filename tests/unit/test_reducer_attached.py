@@ -49,6 +49,41 @@ def test_one_for_whose_copy_the_host_has_no_room_stays_awake_and_the_operator_he
     assert done.message == "a cannot sleep at level 1: its copy needs 30.0 GiB of host memory, 0 MiB of 8.0 GiB are held"
 
 
+def test_one_for_whose_copy_there_is_no_room_any_more_when_it_was_drained_serves_on() -> None:
+    world = attached(COPY, host_gib=64)
+    world.around.host_bytes = 128 * GIB
+    (client,) = world.ask("a", for_s=20.0)
+    world.run(1)
+    action = world.order("sleep", "a")
+    world.run(5)
+    assert world.phase("a") == "draining"
+    world.around.host_others_bytes = 110 * GIB
+    world.settle()
+    assert world.path("a") == "launching awake draining awake"
+    assert client.end == "ok"
+    done = world.finished[action]
+    assert (done.ok, done.code) == (False, "sleep_failed")
+    assert "its copy needs 30.0 GiB of host memory" in done.message
+    assert done.fix
+
+
+def test_who_it_should_have_made_room_for_waits_on() -> None:
+    world = Plain({"gpu0": 24}, host_limit_bytes=64 * GIB, a=COPY, b=Behaviour(awake_bytes=16 * GIB))
+    world.play(replace(world.registry(), attached=frozenset({ModelName("a")})))
+    world.around.host_bytes = 128 * GIB
+    world.ask("a", for_s=300.0, limit_s=2000.0)
+    world.run(5)
+    (client,) = world.ask("b", wait_s=2000.0, limit_s=3000.0)
+    world.run_until(lambda: world.phase("a") == "draining")
+    world.around.host_others_bytes = 110 * GIB
+    world.run(400)
+    assert (world.phase("a"), client.end) == ("awake", "held")
+    world.around.host_others_bytes = 0
+    world.settle()
+    assert (world.phase("a"), client.end) == ("asleep", "ok")
+    assert world.count("Stop", "a") == 0
+
+
 def test_one_whose_sleep_frees_nothing_is_let_go_and_nobody_says_that_its_memory_is_free() -> None:
     world = attached(replace(COPY, sleep_frees_nothing=True), host_gib=64)
     world.order("sleep", "a")
