@@ -45,19 +45,22 @@ def test_no_request_reaches_a_sleeper_and_no_sleep_begins_under_a_request(tmp_pa
     play(tmp_path, {"a": FRAGILE, "b": FRAGILE}, script)
 
 
-def test_an_engine_that_dies_shortly_after_it_said_that_it_sleeps_is_started_afresh(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bytes_seen", [False, True], ids=["before its bytes are seen free", "once it is believed"])
+def test_an_engine_that_dies_shortly_after_it_said_that_it_sleeps_is_started_afresh(tmp_path: Path, bytes_seen: bool) -> None:
     """200 to a sleep proves nothing about the next seconds."""
 
     async def script(sim: Sim) -> None:
         assert await sim.chat("a") == "ok"
-        await sim.act("sleep", "a")
-        assert sim.phase("a") is Phase.ASLEEP
+        action = sim.ask("sleep", "a")
+        live = sim.kernel.state.live_of(sim.instance("a").id)
+        await sim.until(lambda: action in sim.finished if bytes_seen else live.returned_at_s is not None)
+        assert sim.phase("a") is (Phase.ASLEEP if bytes_seen else Phase.FALLING_ASLEEP)
         sim.world.kill("a")
-        await sim.until(lambda: sim.phase("a") is Phase.STOPPED)
+        await sim.until(lambda: sim.phase("a") is Phase.STOPPED, within_s=30)
         assert await sim.chat("a") == "ok"
         assert sim.world.starts["a"] == 2  # type: ignore[index]
 
-    play(tmp_path, {"a": Behaviour(awake_bytes=6 * GIB, start_s=3.0)}, script)
+    play(tmp_path, {"a": Behaviour(awake_bytes=6 * GIB, start_s=3.0, free_delay_s=2.0)}, script)
 
 
 def test_what_a_killed_engine_leaves_behind_is_ended_before_its_room_is_used(tmp_path: Path) -> None:
