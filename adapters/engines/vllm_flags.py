@@ -65,6 +65,7 @@ FIXED_ENV: Mapping[str, str] = {
     "VLLM_SERVER_DEV_MODE": "levels",
     "VLLM_API_KEY": _BY_DAEMON,
     "VLLM_CPU_KVCACHE_SPACE": "footprint.kv_max",
+    "VLLM_DP_SIZE": _BY_DAEMON,  # where no flag says it, vLLM takes data parallelism from here
     "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": _BY_DAEMON,  # an HTTP server without its engine would look alive for ever
 }
 
