@@ -214,8 +214,13 @@ def test_an_engine_that_is_up_after_a_wake_that_failed_serves_nobody() -> None:
     assert world.path("a").endswith("asleep waking unknown stopping stopped launching awake")
 
 
-def test_a_level_that_cannot_be_woken_from_twice_is_not_used_again() -> None:
-    world = pair(wake_hangs=2)
+@pytest.mark.parametrize(
+    "knobs",
+    [{"wake_hangs": 2}, {"wake_errors": 2, "wake_error_text": "Call to collective_rpc method failed: AssertionError"}],
+    ids=["no answer", "an error of the reload"],
+)
+def test_a_level_that_cannot_be_woken_from_twice_is_not_used_again(knobs: dict[str, object]) -> None:
+    world = pair(**knobs)
     for _ in range(2):
         world.settle()
         world.ask("a", limit_s=3600, wait_s=600)
