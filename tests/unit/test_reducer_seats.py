@@ -112,15 +112,22 @@ def test_ten_quick_edits_start_one_process() -> None:
 # --- measured, not believed -------------------------------------------------------------------------------------
 
 
-def test_room_that_others_take_between_the_decision_and_the_start_is_not_taken_twice() -> None:
+@pytest.mark.parametrize("before", ["stopped", "asleep"])
+def test_room_that_others_take_between_the_decision_and_the_start_is_not_taken_twice(before: str) -> None:
+    """Nor between the decision and the wake."""
     world = Plain({"gpu0": 24}, a=sized(16), b=sized(16))
+    if before == "asleep":
+        world.ask("b", for_s=0.0)
+        world.settle()
     world.ask("a", for_s=8.0)
-    world.run(4)
+    world.run_until(lambda: world.phase("a") == "awake")
+    assert world.phase("b") == before
     world.ask("b", wait_s=600)
     world.run_until(lambda: world.phase("a") == "falling_asleep")
     world.foreign = {GPU: 12 * GIB}  # while a falls asleep: with it, b does not fit any more
     world.run(60)
-    assert world.phase("b") == "stopped"
+    assert world.phase("b") == before
+    assert world.count("Wake", "b") == 0
     assert world.why("b") in (Code.WAITING_MEMORY, Code.WAITING_TURN)
     assert not world.overflows
     world.foreign = {}
