@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.domain.claims import even_claim
-from scheduler.domain.ids import DeviceId, ModelName
+from scheduler.domain.ids import DeviceId, ModelName, holder_of
 from scheduler.domain.instance import GOAL_AWAKE, Phase
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
@@ -172,6 +172,20 @@ def test_room_that_is_not_seen_free_is_not_taken_and_the_alarm_says_so() -> None
     assert not world.overflows
     assert world.when("Launch", "b")[0] >= world.when("Stop", "a")[0] + 40.0
     assert any(t.kind == "memory_not_freed" for t in world.told)
+
+
+def test_what_a_driver_still_counts_for_an_ended_engine_keeps_its_claim() -> None:
+    """Its processes are gone, and the driver says for a while that they hold memory: that is nobody else's yet."""
+    world = Plain({"gpu0": 24}, a=STOPPER, b=STOPPER)
+    world.ask("a")
+    world.settle()
+    iid = world.instance("a").id
+    world.order("stop", "a")
+    world.run_until(lambda: world.state.live_of(iid).emptied_at_s is not None)
+    for held, phase in ((2 * GIB, "stopping"), (0, "stopped")):
+        late = replace(world.state.samples[GPU], started_at_s=world.now_s, used_bytes=held, own={holder_of(iid): held})
+        world.play(ev.Sampled(at_s=world.now_s, samples=(late,)))
+        assert (world.phase("a"), world.instance("a").claim.on(GPU) >= held) == (phase, True)
 
 
 # --- blind devices ----------------------------------------------------------------------------------------------
