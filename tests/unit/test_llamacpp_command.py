@@ -77,6 +77,8 @@ def test_the_name_that_the_engine_knows() -> None:
         ({"args": ("--model_url", "x")}, "--model_url"),
         ({"args": ("--host=0.0.0.0",)}, "--host=0.0.0.0"),
         ({"engine_args": ("--sleep-idle-seconds", "5")}, "--sleep-idle-seconds"),
+        ({"args": ("--models-dir", "/models")}, "--models-dir"),  # a router of several
+        ({"engine_args": ("--models-preset=x.ini",)}, "--models-preset=x.ini"),
         ({"env": (("LLAMA_ARG_LOAD_MODE", "mmap"),)}, "LLAMA_ARG_LOAD_MODE"),
         ({"env": (("LLAMA_ARG_PORT", "1"),)}, "LLAMA_ARG_PORT"),
     ],
