@@ -66,8 +66,7 @@ class Target:
     """A model that wants to be awake.
 
     ``sets`` are the device sets it may sit on, preferred first (one set when it sleeps there already);
-    ``need_bytes`` per device once awake and ``peak_bytes`` while getting there; ``own_claim`` and ``own_measured``
-    are what it holds already.
+    ``need_bytes`` per device: what it will claim; ``own_claim`` and ``own_measured`` are what it holds already.
     """
 
     instance: InstanceId

@@ -244,6 +244,7 @@ def test_foreign_memory_is_waited_for_not_refused() -> None:
     world.run(10)
     assert client.end == "held"
     assert world.why("a") is Code.WAITING_MEMORY
+    assert world.state.hold_reasons[ModelName("a")].text == "12.5 GiB short; 20.0 GiB are used by others"
     world.foreign = {}
     world.run(10)
     assert client.end == "ok"

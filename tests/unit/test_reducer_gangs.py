@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.domain.claims import even_claim
 from scheduler.domain.device import DeviceInfo, Health
 from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.model import DeviceWish
@@ -67,6 +68,26 @@ def test_a_gang_is_admitted_on_all_of_its_devices_or_on_none() -> None:
     world.foreign.clear()
     world.settle()
     assert (client.end, world.instance("a").devices) == ("ok", ("gpu0", "gpu1"))
+    start = next(row.instance for row in world.transitions if row.transition.event == "LaunchIntended" and row.instance.model == "a")
+    assert start.claim == even_claim(start.devices, 16 * GIB), "all of it on each, not a share"
+    assert not world.overflows
+
+
+def test_a_gang_is_looked_at_on_all_of_its_devices_once_more_before_it_starts() -> None:
+    """While its victim on one device finished an answer, others took the second one."""
+    world = Plain({}, infos=linked(2), specs={"a": PAIR, "b": on("gpu0")}, a=BIG, b=BIG)
+    world.ask("b")
+    world.settle()
+    world.ask("b", for_s=200.0)
+    (client,) = world.ask("a", wait_s=900.0, limit_s=2000.0)
+    world.run_until(lambda: world.phase("b") == "draining")
+    world.foreign[DeviceId("gpu1")] = 12 * GIB
+    world.run_until(lambda: world.phase("b") == "asleep")
+    world.run(30)
+    assert (client.end, world.count("Launch", "a")) == ("held", 0)
+    world.foreign.clear()
+    world.settle()
+    assert client.end == "ok"
     assert not world.overflows
 
 
