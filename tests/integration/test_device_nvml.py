@@ -115,13 +115,16 @@ async def test_what_the_daemon_remembers_beats_what_only_we_remember(rig: Rig) -
 async def test_pins_are_of_this_very_pass_in_order_of_the_bus(rig: Rig) -> None:
     """NVML's own order need not be that of the bus; CUDA_DEVICE_ORDER=PCI_BUS_ID is."""
     rig.world.write(
-        gpu(0, uuid="GPU-a", bus="0000:90:00.0"), gpu(1, uuid="GPU-b", bus="0000:20:00.0"), gpu(2, uuid="GPU-c", bus="0001:10:00.0")
+        gpu(0, uuid="GPU-a", bus="0000:90:00.0"),
+        gpu(1, uuid="GPU-b", bus="0000:20:00.0", used=GIB),
+        gpu(2, uuid="GPU-c", bus="0001:10:00.0"),
     )
     await rig.inventory()
     ids = dict(rig.known)
     assert {pin.uuid: pin.index for pin in rig.devices.pins().values()} == {"GPU-b": 0, "GPU-a": 1, "GPU-c": 2}
     rig.world.set(1, bus="0000:95:00.0")
-    await rig.sample()
+    samples = await rig.sample()
+    assert {uuid: samples[device].used_bytes for uuid, device in ids.items()} == {"GPU-a": 0, "GPU-b": GIB, "GPU-c": 0}
     assert {pin.uuid: pin.index for pin in rig.devices.pins().values()} == {"GPU-a": 0, "GPU-b": 1, "GPU-c": 2}
     assert ids == rig.known
 
