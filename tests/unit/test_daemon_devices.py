@@ -1,11 +1,11 @@
-"""What the daemon makes of the configuration's words about devices and host memory, and how it says hello."""
+"""What the daemon makes of the configuration's words about devices, host memory and turns, and how it says hello."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from scheduler.config.settings import DeclaredDevice, DeviceOverride, Loaded, Settings
+from scheduler.config.settings import DeclaredDevice, DeviceOverride, GatewaySettings, Loaded, Settings
 from scheduler.daemon import compose
 from scheduler.daemon.clock import SystemClock
 from scheduler.daemon.main import hello
@@ -103,6 +103,12 @@ def test_host_memory_for_sleepers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Permanent, match="how much memory") as caught:
         compose.host_limit_bytes(settings())
     assert "sleep_memory" in caught.value.fix
+
+
+@pytest.mark.parametrize(("word", "cuts"), [("never", False), ("after_max_wait", True)])
+def test_what_decisions_are_told_of_turns(word: str, cuts: bool) -> None:
+    policy = compose.policy_of(Settings(state_dir=Path("/x"), gateway=GatewaySettings(turn_factor=2.5, interrupt=word)))
+    assert (policy.turn_factor, policy.interrupt) == (2.5, cuts)
 
 
 @pytest.mark.parametrize(

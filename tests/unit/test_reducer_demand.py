@@ -8,7 +8,7 @@ from scheduler.domain.ids import InstanceId, LaunchId, ModelName
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
 from scheduler.orchestrator import events as ev
-from scheduler.orchestrator.state import Policy
+from scheduler.orchestrator.state import FORCE_GRACE_S, Policy
 from tests.support.behaviour import NEVER, Behaviour
 from tests.support.plain import Plain
 
@@ -269,6 +269,37 @@ def test_a_wait_that_is_over_names_the_holder_and_keeps_the_turn() -> None:
     assert world.phase("b") == "awake"
     (again,) = world.ask("b")
     assert again.end == "granted"
+
+
+def test_a_drain_is_cut_after_its_timeout_where_the_operator_chose_so_and_clients_are_told_first() -> None:
+    world = Plain({"gpu0": 24}, policy=Policy(interrupt=True), specs={"a": {"drain_timeout_s": 60.0}}, a=BIG, b=BIG)
+    (stream,) = world.ask("a", for_s=5000)
+    world.run(5)
+    (waiter,) = world.ask("b", wait_s=300)
+    assert "short; waiting for a: it is serving" in world.state.hold_reasons[ModelName("b")].text
+    world.run_until(lambda: world.phase("a") == "draining")
+    cut_s = world.now_s + 60.0
+    assert [t.message for t in world.told if t.kind == "draining"] == ["a takes no new requests; 1 in flight will be finished"]
+    assert world.state.hold_reasons[ModelName("b")].text == "waiting for a, which finishes 1 requests"
+    world.run_until(lambda: stream.end != "granted")
+    assert stream.end == "aborted"
+    assert world.now_s == pytest.approx(cut_s + 0.1)
+    assert world.when("Stop", "a") == [world.now_s], "the client was told before its engine was touched"
+    world.settle()
+    assert waiter.end == "ok"
+
+
+def test_a_client_that_is_told_and_hangs_on_is_waited_for_a_moment_only() -> None:
+    world = Plain({"gpu0": 24}, policy=Policy(interrupt=True), specs={"a": {"drain_timeout_s": 60.0}}, a=BIG, b=BIG)
+    (stream,) = world.ask("a", for_s=5000)
+    world.run(5)
+    stream.lease = None  # the relay never lets go of it
+    (waiter,) = world.ask("b", wait_s=300)
+    world.run_until(lambda: world.phase("a") == "draining")
+    world.run(60.0 + FORCE_GRACE_S + 1.0)
+    assert world.phase("a") != "draining"
+    world.run(30)
+    assert waiter.end == "ok"
 
 
 def test_a_kept_turn_is_not_kept_for_ever() -> None:
