@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.domain.claims import NOTHING
 from scheduler.domain.ids import ActionId
 from scheduler.domain.instance import EMPTY_PHASES
 from scheduler.domain.reasons import Code, Reason
@@ -300,18 +301,33 @@ def test_a_removed_model_is_drained_and_stopped_and_its_waiters_get_404() -> Non
     assert world.ask("a")[0].end == "model_not_found"
 
 
-@pytest.mark.parametrize("phase", ["launching", "asleep", "falling_asleep"])
+@pytest.mark.parametrize(
+    "phase", ["launching", "awake", "draining", "falling_asleep", "asleep", "waking", "stopping", "backoff", "failed", "unknown"]
+)
 def test_a_model_removed_in_any_phase_ends_stopped(phase: str) -> None:
-    world = Plain({"gpu0": 24}, a=A, b=A)
-    world.ask("a")
-    if phase != "launching":
+    failures = {"backoff": (StartFailure(code=Code.CRASHED),), "failed": (StartFailure(code=Code.MODEL_MISSING),)}.get(phase, ())
+    world = Plain({"gpu0": 24}, a=replace(A, start_failures=failures), b=A)
+    (client,) = world.ask("a", for_s=500 if phase == "draining" else 1, wait_s=900, limit_s=900)
+    if phase in ("falling_asleep", "asleep", "waking", "stopping", "unknown"):
         world.settle()
-        world.ask("b")
+        world.order("stop" if phase == "stopping" else "sleep", "a")
+    if phase == "waking":
+        world.run_until(lambda: world.phase("a") == "asleep")
+        world.ask("a")
+    if phase == "unknown":
+        world.settle()
+        world.restart()
+    if phase == "draining":
+        world.ask("b", wait_s=900, limit_s=900)
     world.run_until(lambda: world.phase("a") == phase)
     world.configure(a=None)
     world.settle()
-    assert world.phase("a") == "stopped"
+    assert (world.phase("a"), world.instance("a").claim) == (phase if phase == "failed" else "stopped", NOTHING)
     assert not world.procs.get(world.instance("a").id)
+    assert client.end == {"launching": "model_not_found", "backoff": "model_not_found", "failed": "model_failed"}.get(phase, "ok")
+    (other,) = world.ask("b")
+    world.settle()
+    assert other.end == "ok"
 
 
 def test_a_disabled_model_is_drained_and_stopped_and_can_be_enabled_again() -> None:
