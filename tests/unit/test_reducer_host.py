@@ -59,6 +59,32 @@ def test_a_copy_that_was_made_once_is_no_further_claim() -> None:
     assert world.state.host_claimed() == 16 * GIB
 
 
+@pytest.mark.parametrize("woken", [True, False])
+def test_a_copy_stays_claimed_awake_too_until_its_process_has_ended(woken: bool) -> None:
+    world = Plain({"gpu0": 24}, host_limit_bytes=16 * GIB, a=replace(COPY, term_s=5.0))
+
+    def claimed_in(*phases: str) -> None:
+        for phase in phases:
+            world.run_until(lambda: world.phase("a") == phase)  # noqa: B023 - asked for at once
+            assert world.state.host_claimed() == 16 * GIB, phase
+
+    world.ask("a")
+    world.settle()
+    world.order("sleep", "a")
+    claimed_in("asleep")
+    if woken:
+        world.ask("a", for_s=20)
+        claimed_in("waking", "awake")
+        proc = world.procs[world.instance("a").id]
+        proc.life.behaviour = replace(proc.life.behaviour, awake_bytes=18 * GIB)
+        world.arm(world.instance("a").id, proc)
+        world.run_until(lambda: world.instance("a").claim.total_bytes >= 18 * GIB)
+    world.order("stop", "a")
+    claimed_in(*(["draining"] if woken else []), "stopping")
+    world.settle()
+    assert world.state.host_claimed() == 0
+
+
 def test_what_a_deeper_sleep_adds_does_not_stand_for_the_copy_of_an_earlier_one() -> None:
     """Level 2 keeps a few buffers; the pinned memory of level 1 stays beside them until the process ends."""
     world = Plain(
@@ -246,3 +272,15 @@ def test_where_device_and_host_share_their_memory_level_1_gives_back_the_kv_part
     assert (world.phase("a"), world.instance("a").claim.total_bytes) == ("asleep", 40 * GIB)
     assert world.state.host_claimed() == 0, "no copy is made there"
     assert not world.overflows
+
+
+def test_where_device_and_host_share_their_memory_a_small_kv_part_is_enough_for_a_sleep() -> None:
+    """On a card it would be one that frees next to nothing; here nothing else is to be had."""
+    knobs = Behaviour(awake_bytes=60 * GIB, kv_bytes=4 * GIB, kv_min_bytes=4 * GIB, residue_bytes={1: 56 * GIB})
+    for shared, end in ((True, "asleep"), (False, "stopped")):
+        world = Plain({}, infos=[device("gpu0", 120, host_memory=shared)], host_limit_bytes=LIMIT, a=knobs)
+        world.ask("a")
+        world.settle()
+        world.order("sleep", "a", level=1)
+        world.settle()
+        assert world.phase("a") == end

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.claims import even_claim
+from scheduler.domain.claims import Source, even_claim
 from scheduler.domain.ids import DeviceId, ModelName, holder_of
 from scheduler.domain.instance import GOAL_AWAKE, Phase
 from scheduler.domain.reasons import Code
@@ -154,10 +154,14 @@ def test_a_world_that_begins_over_full_only_shrinks_until_it_is_not() -> None:
     assert world.count("Launch", "c") == 1
 
 
-def test_the_first_measurement_replaces_the_guess() -> None:
+@pytest.mark.parametrize(("source", "planned"), [(Source.ESTIMATED, int(12 * GIB * 1.3)), (Source.DECLARED, 12 * GIB)])
+def test_the_first_measurement_replaces_the_guess(source: Source, planned: int) -> None:
+    """What was declared is no guess, but no truth either."""
     world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=8 * GIB, guess_bytes=12 * GIB))
+    event = world.registry()
+    world.play(replace(event, guesses={name: replace(guess, source=source) for name, guess in event.guesses.items()}))
     world.ask("a")
-    assert world.instance("a").claim.on(GPU) == int(12 * GIB * 1.3)
+    assert world.instance("a").claim.on(GPU) == planned
     world.run(10)
     assert world.instance("a").claim.on(GPU) == int(8 * GIB * 1.05)
 

@@ -308,15 +308,18 @@ def test_host_memory_bounds_how_many_sleep() -> None:
 
 
 def test_on_a_device_of_host_memory_a_host_copy_costs_nothing_extra() -> None:
+    """It sleeps although there is no host memory for copies: its weights stay where they are."""
     info = device("cpu0", 24, kind="cpu", host_memory=True)
-    knobs = Behaviour(awake_bytes=16 * GIB, host_bytes={1: 20 * GIB})
+    knobs = Behaviour(awake_bytes=16 * GIB, kv_bytes=12 * GIB, kv_min_bytes=12 * GIB, residue_bytes={1: 4 * GIB}, start_s=30.0)
+    knobs = replace(knobs, levels=(1,), host_bytes={1: 20 * GIB})
     world = Plain({}, infos=[info], a=knobs, b=knobs)
-    world.ask("a")
-    world.settle()
-    world.ask("b")
-    world.settle()
-    assert world.state.host_claimed() == 0
-    assert world.instance("a").devices == (DeviceId("cpu0"),) or world.phase("a") == "stopped"
+    world.around.host_bytes = 256 * GIB
+    for model in "ab":
+        world.ask(model)
+        world.settle()
+        world.run(3)
+        assert world.state.host_claimed() == 0
+    assert (world.phase("a"), world.phase("b")) == ("asleep", "awake")
 
 
 def guessed(world: Plain, guess: Footprint, *, awake_for_s: float = 10.0) -> Plain:
