@@ -29,6 +29,8 @@ GROWN_RESIDUE = 1.5
 GROWN_BYTES = 512 << 20
 #: Part of what it held that a sleep gives back at least; one that gives back less is not worth waking up from.
 LEAST_FREED = 0.1
+#: A model that takes more than it did at first, or when that was told last, by this factor is told of.
+TELL_GROWTH = 1.15
 #: A new port each launch, another device, a fresh process: the next try is right at once.
 _NO_FAULT = frozenset({Code.PORT_TAKEN, Code.DEVICE_LOST, Code.OUTPUT_WRONG})
 #: Failures that mean "more memory than thought": the guess is raised before the next try.
@@ -190,6 +192,7 @@ def learn(ctx: Context, instance: Instance) -> None:
     elif instance.phase in (Phase.AWAKE, Phase.DRAINING):
         if measured_since(ctx, instance, instance.since_s) is not None:
             live.held_bytes = most
+            _tell_growth(ctx, instance, most)
             _learn_awake(ctx, instance, most)
         elif not live.learned_run:  # taken during the start, and told only now
             live.peak_bytes = max(live.peak_bytes, most)
@@ -201,6 +204,18 @@ def learn(ctx: Context, instance: Instance) -> None:
     raised = current.claim.at_least(live.measured)
     if raised is not current.claim and current.has_process:
         ctx.set_claim(current.id, raised)
+
+
+def _tell_growth(ctx: Context, instance: Instance, most: int) -> None:
+    """Claims follow what is measured, in small steps: whoever looks later sees no difference between the two."""
+    live = ctx.state.live_of(instance.id)
+    known = live.known_bytes
+    grew = 0 < known * TELL_GROWTH < most
+    if grew or not known:
+        live.known_bytes = most
+    if grew:
+        text = f"{instance.model} takes {human_bytes(most)} of a device, it took {human_bytes(known)} before: its claim rises with it"
+        ctx.tell("grew", instance.model, text)
 
 
 def _is_seen_holding(ctx: Context, instance: Instance) -> bool:

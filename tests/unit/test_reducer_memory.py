@@ -128,6 +128,22 @@ def test_growth_beyond_the_claim_raises_the_claim_at_once_and_sheds() -> None:
     assert world.phase("b") == "awake"
 
 
+def test_growth_is_told_and_not_with_every_sample() -> None:
+    """The claim follows what is measured: without a word of it nobody would see that there was a difference."""
+    growing = Behaviour(awake_bytes=10 * GIB, growth_bps=GIB / 4, growth_limit_bytes=6 * GIB)
+    world = Plain({"gpu0": 48}, a=A, b=growing)
+    for model in "ab":
+        world.ask(model)
+        world.run(5)
+    world.run(60)
+    assert world.instance("b").claim.on(GPU) >= 16 * GIB
+    assert [t.message for t in world.told if t.kind == "grew"] == [
+        "b takes 11.8 GiB of a device, it took 10.0 GiB before: its claim rises with it",
+        "b takes 13.8 GiB of a device, it took 11.8 GiB before: its claim rises with it",
+        "b takes 16.0 GiB of a device, it took 13.8 GiB before: its claim rises with it",
+    ]
+
+
 def test_nothing_grows_on_an_over_full_device() -> None:
     world = two()
     world.ask("a", for_s=100)
