@@ -125,7 +125,10 @@ def _ask_sleep(ctx: Context, iid: InstanceId, event: Asked) -> None:
         text = f"{event.model} cannot sleep at level {level}; it has {', '.join(map(str, levels))}"
         _finish(ctx, event.action, False, "sleep_unsupported", text, f"hotseat sleep {event.model} --level {levels[0]}")
         return
-    if instance.phase is Phase.ASLEEP or instance.phase in EMPTY_PHASES:
+    if instance.phase is Phase.ASLEEP:
+        _sleeps_already(ctx, instance, event)
+        return
+    if instance.phase in EMPTY_PHASES:
         _finish(ctx, event.action, True, "", f"{event.model} is {instance.phase.value} already")
         return
     if instance.phase not in (Phase.AWAKE, Phase.DRAINING):
@@ -138,6 +141,16 @@ def _ask_sleep(ctx: Context, iid: InstanceId, event: Asked) -> None:
         return
     _end_wakes(ctx, event)
     _wish(ctx, iid, goal_asleep(level), event, restart=False)
+
+
+def _sleeps_already(ctx: Context, instance: Instance, event: Asked) -> None:
+    """There is no way from one level to another but through awake, and that is the operator's to decide."""
+    text = f"{event.model} is asleep at level {instance.level} already"
+    if event.level in (None, instance.level):
+        _finish(ctx, event.action, True, "", text)
+        return
+    fix = f"hotseat wake {event.model}, then hotseat sleep {event.model} --level {event.level}"
+    _finish(ctx, event.action, False, "conflict", f"{text}, and has to be woken for level {event.level}", fix)
 
 
 def _ask_stop(ctx: Context, iid: InstanceId, event: Asked) -> None:

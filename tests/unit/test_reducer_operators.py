@@ -186,6 +186,22 @@ def test_a_level_that_does_not_exist_or_freed_nothing_is_refused() -> None:
     assert "level 1 did not work with this version of the engine" in world.finished[refused].message
 
 
+@pytest.mark.parametrize(("there", "other"), [(1, 2), (2, 1)])
+def test_another_level_than_the_one_it_sleeps_at_is_refused_with_the_way_there(there: int, other: int) -> None:
+    world = awake(Behaviour(awake_bytes=16 * GIB, levels=(1, 2)))
+    world.order("sleep", "a", level=there)
+    world.settle()
+    refused = world.order("sleep", "a", level=other)
+    assert ended(world, refused) == (False, "conflict")
+    assert world.finished[refused].message == f"a is asleep at level {there} already, and has to be woken for level {other}"
+    assert world.finished[refused].fix == f"hotseat wake a, then hotseat sleep a --level {other}"
+    for level in (there, None):
+        again = world.order("sleep", "a", level=level)
+        assert ended(world, again) == (True, "")
+        assert world.finished[again].message == f"a is asleep at level {there} already"
+    assert (world.count("Sleep"), world.instance("a").level) == (1, there)
+
+
 @pytest.mark.parametrize(
     ("fields", "cause"),
     [
