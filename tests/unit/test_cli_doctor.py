@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.api.schemas import Degraded
 from scheduler.cli import main as cli
 from scheduler.cli.doctor import installation
 from scheduler.cli.doctor.installation import check_packages, check_python, check_sqlite
@@ -283,6 +284,21 @@ def test_with_a_daemon_in_trouble(server: PlaneServer, capsys: pytest.CaptureFix
     assert texts[0].startswith("not ready")
     assert any("disk full" in text for text in texts)
     assert found["models"][0]["fix"] == "hotseat status llama-70b"
+
+
+def test_the_same_fault_of_several_devices_is_one_line_that_names_them(server: PlaneServer, capsys: pytest.CaptureFixture[str]) -> None:
+    def item(device: str, message: str, code: str = "device_stale") -> Degraded:
+        return Degraded(code=code, subject=device, message=message, fix="see `hotseat logs`")
+
+    stale = [item(f"gpu{n}", f"{prefix}was not measured yet") for n, prefix in enumerate(("", "gpu1: ", ""))]
+    server.plane.degraded = [*stale, item("gpu3", "was not measured for 42 s"), item("gpu4", "was not measured yet", "device_lost")]
+    _, found = doctor(capsys)
+    assert [finding["text"] for finding in found["daemon"][1:]] == [
+        "degraded: device_stale (gpu0, gpu1, gpu2): was not measured yet",
+        "degraded: device_stale (gpu3): was not measured for 42 s",
+        "degraded: device_lost (gpu4): was not measured yet",
+    ]
+    assert {finding["fix"] for finding in found["daemon"][1:]} == {"see `hotseat logs`"}
 
 
 def test_the_text_form_names_the_fix_and_counts(machine_with_nothing: Path, capsys: pytest.CaptureFixture[str]) -> None:

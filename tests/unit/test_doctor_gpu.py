@@ -91,7 +91,19 @@ def test_a_card_in_order() -> None:
 def test_cards_that_are_not_to_be_used_are_still_examined() -> None:
     found = checked(LOADED, card(), card(id=DeviceId("gpu1")), discovers=False)
     assert found["driver"][0].text == "NVIDIA 570.86.15, 2 cards; devices.discover leaves them alone"
-    assert len(found["card"]) == 2
+    assert [finding.text for finding in found["card"]] == ["gpu0, gpu1: NVIDIA H200, 140.0 GiB, compute mode default, persistence on"]
+
+
+def test_what_is_the_same_with_several_cards_is_one_line_that_names_them() -> None:
+    eight = [card(id=DeviceId(f"gpu{n}"), pci=f"0000:0{n}:00.0", facts=(("persistence", "off"),)) for n in range(6)]
+    eight += [
+        card(id=DeviceId(f"gpu{n}"), pci=f"0000:0{n}:00.0", facts=(("compute mode", "exclusive_process"),), max_processes=1) for n in (6, 7)
+    ]
+    first, second = checked(LOADED, *eight)["card"]
+    assert first.text.startswith("gpu0, gpu1, gpu2, gpu3, gpu4, gpu5: NVIDIA H200, 140.0 GiB, persistence off; ")
+    assert first.fix == "sudo systemctl enable --now nvidia-persistenced, or: sudo nvidia-smi -pm 1"
+    assert second.text.startswith("gpu6, gpu7: NVIDIA H200, 140.0 GiB, compute mode exclusive_process; ")
+    assert second.fix == "sudo nvidia-smi -i CARD -c DEFAULT, with 0000:06:00.0 and 0000:07:00.0 for CARD"
 
 
 @pytest.mark.parametrize(

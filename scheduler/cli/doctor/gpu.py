@@ -1,7 +1,7 @@
 """NVIDIA cards: the kernel module, the library that must match it, the package that speaks to it, and each card."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,7 +63,7 @@ def check_nvidia(host: NvidiaHost, probe: "Callable[[], NvidiaFacts]", *, discov
     unused = "" if discovers else "; devices.discover leaves them alone"
     count = sum(device.parent is None for device in facts.devices)
     cards = f"{count} card{'' if count == 1 else 's'}"
-    return [*findings, ok("driver", f"NVIDIA {driver}, {cards}{unused}"), *(_card(device, facts.devices) for device in facts.devices)]
+    return [*findings, ok("driver", f"NVIDIA {driver}, {cards}{unused}"), *_cards(facts.devices)]
 
 
 def _binding(facts: "NvidiaFacts", *, needed: bool) -> Finding:
@@ -96,26 +96,44 @@ def _trouble(host: NvidiaHost, message: str) -> str:
     return f"{message} ({module}, {libraries})"
 
 
+def _cards(devices: tuple[DeviceInfo, ...]) -> Iterator[Finding]:
+    """What is the same with several cards is one finding that names them all."""
+    alike: dict[Finding, list[DeviceInfo]] = {}
+    for device in devices:
+        alike.setdefault(_card(device, devices), []).append(device)
+    for finding, those in alike.items():
+        yield finding._replace(text=f"{', '.join(d.id for d in those)}: {finding.text}", fix=_addressed(finding.fix, those))
+
+
+def _addressed(fix: str, devices: Sequence[DeviceInfo]) -> str:
+    """The remedy with what nvidia-smi calls the cards in the place of CARD."""
+    addresses = [device.pci or device.uuid for device in devices]
+    if "CARD" not in fix or len(addresses) == 1:
+        return fix.replace("CARD", addresses[0])
+    return f"{fix}, with {' and '.join(addresses)} for CARD"
+
+
 def _card(device: DeviceInfo, every: tuple[DeviceInfo, ...]) -> Finding:
+    """What is to be said of a card, without its name and its address."""
     facts = dict(device.facts)
     words = [device.name, size(device.capacity_bytes) if device.capacity_bytes else "memory not told"]
     words += [f"{name} {facts[name]}" for name in ("compute capability", "compute mode", "persistence", "mig") if name in facts]
-    text, card = f"{device.id}: {', '.join(words)}", device.pci or device.uuid
+    text = ", ".join(words)
     if any(other.parent == device.id for other in every):
         return ok("card", f"{text}; its MIG instances are the seats")
     if not device.allocatable:
-        return warn("card", f"{text}; no seat: {device.why_not}", _remedy(device.why_not, card))
+        return warn("card", f"{text}; no seat: {device.why_not}", _remedy(device.why_not))
     if facts.get("compute mode") == _EXCLUSIVE or device.max_processes == 1:
         tail = "one engine process at a time, and a sleeper counts: models take turns by stop and start"
-        return warn("card", f"{text}; {tail}", f"sudo nvidia-smi -i {card} -c DEFAULT")
+        return warn("card", f"{text}; {tail}", "sudo nvidia-smi -i CARD -c DEFAULT")
     if facts.get("persistence") == "off":
         tail = "the driver starts anew with each first engine, which costs seconds, and forgets its power limits"
         return warn("card", f"{text}; {tail}", "sudo systemctl enable --now nvidia-persistenced, or: sudo nvidia-smi -pm 1")
     return ok("card", text)
 
 
-def _remedy(why_not: str, card: str) -> str:
+def _remedy(why_not: str) -> str:
     """What makes a seat of a card that is none."""
     if "MIG" in why_not:
-        return f"make instances: sudo nvidia-smi mig -i {card} -cgi PROFILE -C; or turn MIG off: sudo nvidia-smi -i {card} -mig 0"
-    return f"sudo nvidia-smi -i {card} -c DEFAULT"
+        return "make instances: sudo nvidia-smi mig -i CARD -cgi PROFILE -C; or turn MIG off: sudo nvidia-smi -i CARD -mig 0"
+    return "sudo nvidia-smi -i CARD -c DEFAULT"

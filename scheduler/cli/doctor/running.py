@@ -1,6 +1,6 @@
 """The configuration and the running daemon."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,7 +82,7 @@ def check_daemon(daemon: Daemon, own_version: str) -> Running:
         ]
     if not status.get("ready", False):
         findings.append(fail("daemon", "not ready: it cannot serve chat now", "see what is degraded below, and hotseat logs"))
-    findings += [_degraded(item) for item in status.get("degraded") or ()]
+    findings += _degraded(status.get("degraded") or ())
     failed = [model["name"] for model in status.get("models") or () if model.get("phase") in ("failed", "backoff")]
     findings += [warn("models", f"{name} does not start", f"hotseat status {name}") for name in failed]
     return Running(findings, status)
@@ -94,10 +94,15 @@ def _unreachable(error: DaemonUnreachable) -> Finding:
     return fail("daemon", error.message, error.fix)
 
 
-def _degraded(item: Any) -> Finding:
-    return fail(
-        "daemon", f"degraded: {item.get('code')} ({item.get('subject')}): {item.get('message')}", item.get("fix") or "hotseat events"
-    )
+def _degraded(items: Iterable[Any]) -> Iterator[Finding]:
+    """What is said alike of several devices or models is one finding that names them all."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for item in items:
+        subject, message = str(item.get("subject")), str(item.get("message"))
+        told = (str(item.get("code")), message.removeprefix(f"{subject}: "), item.get("fix") or "hotseat events")
+        alike.setdefault(told, []).append(subject)
+    for (code, message, fix), subjects in alike.items():
+        yield fail("daemon", f"degraded: {code} ({', '.join(subjects)}): {message}", fix)
 
 
 def cpu_budget(status: Any) -> tuple[int, int]:
