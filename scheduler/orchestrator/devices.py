@@ -38,13 +38,14 @@ def on_devices_changed(ctx: Context, event: DevicesChanged) -> None:
         if device not in now:
             del state.devices[device]
             state.vanished[device] = (info, state.now_s)
-            state.samples.pop(device, None)
+            last = state.samples.pop(device, None)
             state.foreign.pop(device, None)
             for code in HEALTH_CODES.values():  # whatever it complained about, it is gone
                 state.degraded.pop(f"{code}:{device}", None)
             miss(state, device, info)
             text = f"{device} ({info.name}) is not there any more"
-            ctx.tell("device_missing", device, text)
+            if last is None or last.health is not Health.MISSING:  # else a measurement was first to miss it, and that was told
+                ctx.tell("device_missing", device, text)
             _lose_all(ctx, device, Reason(Code.DEVICE_LOST, text, "look at the kernel log (dmesg)"))
     for device, info in now.items():
         if device not in state.devices:

@@ -177,6 +177,20 @@ def test_a_device_that_vanishes_and_comes_back(phase: str) -> None:
     assert (client.end, world.instance("a").devices) == ("ok", ("gpu0",))
 
 
+@pytest.mark.parametrize("seen", ["by a measurement first", "by the list alone"])
+def test_a_device_that_goes_is_told_once_and_again_when_it_goes_again(seen: str) -> None:
+    """A MIG instance that was taken apart is missed by the next measurement, and then by the next list."""
+    world = in_phase("asleep", count=1)
+    for times in (1, 2):
+        if seen == "by a measurement first":
+            world.ail("gpu0", Health.MISSING)
+        world.vanish("gpu0")
+        assert [t.subject for t in world.told if t.kind == "device_missing"] == ["gpu0"] * times
+        world.around.ill.clear()
+        world.appear("gpu0")
+        world.settle()
+
+
 @pytest.mark.parametrize(("away_s", "end"), [(60.0, "ok"), (400.0, "does_not_fit")])
 def test_who_waits_for_a_device_that_vanished_is_kept_for_a_while(away_s: float, end: str) -> None:
     """A reset of the driver takes its time; a card that was taken out does not come back."""
