@@ -20,7 +20,7 @@ from adapters.engines.vllm_golden import ask, is_same, way_of
 from adapters.engines.vllm_sleep import put_to_sleep, wake_up
 from adapters.engines.vllm_state import probe, running
 from scheduler.domain.claims import Footprint
-from scheduler.domain.errors import Permanent, Temporary
+from scheduler.domain.errors import HotseatError, Permanent, Temporary
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code, Reason
 from scheduler.domain.units import GIB
@@ -77,7 +77,8 @@ class Vllm:
         kind = plan.device_kind or spec.devices.kind or self.device_kinds[0]
         sleeps = kind != "cpu" and bool(self._wanted_levels(spec))
         _refuse_owned(given, spec)
-        _refuse_expandable(spec, sleeps=sleeps)
+        if sleeps and (refused := self.refused_variable(spec)) is not None:
+            raise refused[1]
         env = _environment(plan, kind)
         if spec.command:
             return CommandLine(argv=(*expand_all(spec.command, values), *given), env=env)
@@ -86,6 +87,15 @@ class Vllm:
         sleep = ("--enable-sleep-mode",) if sleeps else ()
         gang = ("--tensor-parallel-size", str(len(plan.devices))) if len(plan.devices) > 1 else ()
         return CommandLine(argv=(*find_program(spec), *own, *sleep, *sized, *gang, *given), env=env)
+
+    def refused_variable(self, spec: ModelSpec) -> tuple[str, HotseatError] | None:
+        """The variable with which a model that may sleep is not started on a card, and why; None = all may stay."""
+        name = expandable_segments(dict(spec.env)) if self._wanted_levels(spec) else ""
+        if not name:
+            return None
+        text = f"{name} turns on expandable_segments, whose memory a sleeping vLLM does not give back"
+        fix = "remove expandable_segments:True from it, or set `levels: []` so that the model is only started and stopped"
+        return name, Permanent(text, code=Code.UNKNOWN_FLAG, fix=fix)
 
     def _wanted_levels(self, spec: ModelSpec) -> tuple[int, ...]:
         able = self.levels(spec)
@@ -227,14 +237,4 @@ def _refuse_owned(args: Sequence[str], spec: ModelSpec) -> None:
             f"{found}{means} is set by hotseat itself",
             code=Code.UNKNOWN_FLAG,
             fix=f"remove it and use `{key}`" if key else "remove it",
-        )
-
-
-def _refuse_expandable(spec: ModelSpec, *, sleeps: bool) -> None:
-    name = expandable_segments(dict(spec.env)) if sleeps else ""
-    if name:
-        raise Permanent(
-            f"{name} in `env` turns on expandable_segments, whose memory a sleeping vLLM does not give back",
-            code=Code.UNKNOWN_FLAG,
-            fix="remove expandable_segments:True from it, or set `levels: []` so that the model is only started and stopped",
         )

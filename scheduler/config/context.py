@@ -1,7 +1,7 @@
 """What the checks that look across keys share: the file, the valid part of it, and what the caller knows."""
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,18 +9,24 @@ from scheduler.config.problems import Problem
 from scheduler.config.schema import ConfigSection
 from scheduler.config.validate import Checked
 from scheduler.config.yaml_data import Document, Loc
+from scheduler.domain.errors import HotseatError
+from scheduler.domain.model import ModelSpec
+
+Refusal = tuple[str, HotseatError]  # the name of a variable, and why it cannot stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What the composition root knows: ``owned_flags`` by engine type (flag -> key to use instead), engine types,
-    the daemon's environment, and where its user is at home."""
+    the daemon's environment, where its user is at home, and ``refused_variable``: the variable with which an engine would not
+    start a model on a card, and why."""
 
     owned_flags: Mapping[str, Mapping[str, str]]
     known_engines: Collection[str]
     environ: Mapping[str, str]
     home: Path
     euid: int
+    refused_variable: Callable[[ModelSpec], Refusal | None] = lambda _spec: None
 
 
 @dataclass(slots=True)

@@ -1,15 +1,16 @@
 """The way in: a path to a valid configuration, or to everything that is wrong with it."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from scheduler.config.build import build_devices, build_models, build_settings, default_state_dir
 from scheduler.config.checks import check_listen, check_names, check_sections
+from scheduler.config.checks_adapter import check_with_adapters
 from scheduler.config.checks_devices import check_devices, check_wish
 from scheduler.config.checks_model import check_engines, check_model
-from scheduler.config.context import Context, Facts
+from scheduler.config.context import Context, Facts, Refusal
 from scheduler.config.envfile import read_env_file
 from scheduler.config.problems import ConfigInvalid, Problem
 from scheduler.config.provenance import build_provenance
@@ -17,6 +18,7 @@ from scheduler.config.settings import Loaded, Settings
 from scheduler.config.source import Source, read_source
 from scheduler.config.validate import validate
 from scheduler.config.yaml_data import read_document
+from scheduler.domain.model import ModelSpec
 
 
 def load(
@@ -25,13 +27,16 @@ def load(
     owned_flags: Mapping[str, Mapping[str, str]],
     known_engines: Collection[str],
     environ: Mapping[str, str],
+    refused_variable: Callable[[ModelSpec], Refusal | None] = lambda _spec: None,
     euid: int | None = None,
     home: Path | None = None,
 ) -> Loaded:
     """The configuration at ``path``; None = no file, all defaults.
 
     ``owned_flags``: per engine type, the flags its adapter sets itself -> the key to use instead. ``known_engines``: the
-    types there are adapters for. Raises ConfigInvalid with all errors of the file; nothing else.
+    types there are adapters for. ``refused_variable``: see :class:`scheduler.config.context.Facts`.
+
+    Raises ConfigInvalid with all errors of the file; nothing else.
     """
     facts = Facts(
         owned_flags=owned_flags,
@@ -39,6 +44,7 @@ def load(
         environ=environ,
         home=home if home is not None else Path(environ.get("HOME") or os.path.expanduser("~")),
         euid=euid if euid is not None else os.geteuid(),
+        refused_variable=refused_variable,
     )
     if path is None:
         return Loaded(path=None, settings=Settings(state_dir=default_state_dir(facts.euid, facts.home)))
@@ -71,10 +77,11 @@ def check(
     owned_flags: Mapping[str, Mapping[str, str]],
     known_engines: Collection[str],
     environ: Mapping[str, str],
+    refused_variable: Callable[[ModelSpec], Refusal | None] = lambda _spec: None,
 ) -> Loaded | ConfigInvalid:
     """As :func:`load`, with the error as a value: what ``hotseat config check`` prints."""
     try:
-        return load(path, owned_flags=owned_flags, known_engines=known_engines, environ=environ)
+        return load(path, owned_flags=owned_flags, known_engines=known_engines, environ=environ, refused_variable=refused_variable)
     except ConfigInvalid as error:
         return error
 
@@ -89,6 +96,7 @@ def _check(context: Context) -> None:
         check_model(context, name)
         check_wish(context, name)
     _read_env_files(context)
+    check_with_adapters(context)
 
 
 def _read_env_files(context: Context) -> None:

@@ -25,6 +25,7 @@ CODES: Mapping[str, str] = {
     "unknown_engine": "There is no such engine.",
     "unknown_device": "There is no such device.",
     "owned_flag": "An argument or a variable sets what the engine's adapter sets itself.",
+    "engine_refuses": "The engine would not start with this variable.",
     "unknown_placeholder": "A `${...}` that is not known, or an environment variable that is not set.",
     "missing_port": "A command that does not pass `${port}` on.",
     "env_file": "A line of an env file is not NAME=VALUE.",

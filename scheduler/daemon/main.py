@@ -18,7 +18,7 @@ from scheduler.config.load import load
 from scheduler.config.problems import ConfigInvalid
 from scheduler.config.settings import Loaded
 from scheduler.daemon.clock import SystemClock
-from scheduler.daemon.engine_facts import engine_facts
+from scheduler.daemon.engine_facts import engine_facts, refused_variable
 from scheduler.daemon.limits import raise_open_files
 from scheduler.daemon.server import DRAIN_S, Server
 from scheduler.domain.device import DeviceInfo
@@ -69,7 +69,7 @@ def _explain(error: HotseatError) -> None:
 def _configuration(args: argparse.Namespace) -> Loaded:
     names, flags = engine_facts()
     path = find_config(args.config, os.environ, os.geteuid(), Path.home())
-    loaded = load(path, owned_flags=flags, known_engines=names, environ=os.environ)
+    loaded = load(path, owned_flags=flags, known_engines=names, environ=os.environ, refused_variable=refused_variable)
     settings = loaded.settings
     state_dir = args.state_dir or os.environ.get("HOTSEAT_STATE_DIR")
     if state_dir:

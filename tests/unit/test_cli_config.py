@@ -24,6 +24,7 @@ def _known_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What the adapters would say, without the adapters."""
     facts = ModuleType("scheduler.daemon.engine_facts")
     facts.engine_facts = lambda: (("llamacpp", "command"), {"llamacpp": {"--port": "listen"}})  # type: ignore[attr-defined]
+    facts.refused_variable = lambda _spec: None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "scheduler.daemon.engine_facts", facts)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("HOTSEAT_STATE_DIR", str(tmp_path))
@@ -94,3 +95,46 @@ def test_a_flag_that_the_real_adapter_owns_is_refused(
     path = write(tmp_path, GOOD.replace("model: small.gguf", 'model: small.gguf, args: [--port, "9"]'))
     assert cli.main(["config", "check", path]) == 1
     assert "--port" in capsys.readouterr().out
+
+
+VLLM = "models: {m: {engine: vllm, model: /m, env: {PYTORCH_CUDA_ALLOC_CONF: 'expandable_segments:True'}%s}}\n%s"
+ON_CPU = "devices: {declared: [{id: cpu0, kind: cpu, memory: 2GiB}]}\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "rest", "refused"),
+    [
+        ("", "", True),
+        (", levels: [1]", "", True),
+        (", devices: {kind: nvidia}", ON_CPU, True),
+        (", devices: {ids: [gpu0]}", ON_CPU, True),
+        (", levels: []", "", False),
+        (", devices: {kind: cpu}", ON_CPU, False),
+        (", devices: {ids: [cpu0]}", ON_CPU, False),
+        ("", "devices: {discover: []}\n", False),
+    ],
+)
+def test_a_variable_that_keeps_vllm_from_starting_is_found_before_it_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str, rest: str, refused: bool
+) -> None:
+    monkeypatch.delitem(sys.modules, "scheduler.daemon.engine_facts")
+    path = write(tmp_path, VLLM % (model, rest))
+    assert cli.main(["config", "check", path, "--json"]) == int(refused)
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert [(found["code"], found["line"], found["column"]) for found in problems] == [("engine_refuses", 1, 45)] * refused
+    assert all(found["message"].startswith("PYTORCH_CUDA_ALLOC_CONF turns on expandable_segments") for found in problems)
+    assert all("set `levels: []`" in found["fix"] for found in problems)
+
+
+@pytest.mark.parametrize(("owner", "line"), [("model", 5), ("engine", 2)])
+def test_such_a_variable_is_found_in_an_env_file_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, owner: str, line: int
+) -> None:
+    monkeypatch.delitem(sys.modules, "scheduler.daemon.engine_facts")
+    (tmp_path / "torch.env").write_text("PYTORCH_ALLOC_CONF=max_split_size_mb:512,expandable_segments:True\n")
+    (tmp_path / "other.env").write_text("A=1\n")
+    files = ("other", "torch") if owner == "model" else ("torch", "other")
+    text = "engines:\n  vllm: {env_file: %s.env}\nmodels:\n  m: {engine: vllm, model: /m,\n    env_file: %s.env}\n"
+    assert cli.main(["config", "check", write(tmp_path, text % files), "--json"]) == 1
+    [found] = json.loads(capsys.readouterr().out)["problems"]
+    assert (found["code"], found["line"], "PYTORCH_ALLOC_CONF" in found["message"]) == ("engine_refuses", line, True)

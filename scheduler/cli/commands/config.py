@@ -21,10 +21,10 @@ def arguments(parser: argparse.ArgumentParser, command: str) -> None:
 def check_file(path: Path, environ: Mapping[str, str]) -> "Loaded | ConfigInvalid":
     """The file against the schema and against what the adapters know of their engines."""
     from scheduler.config.load import check
-    from scheduler.daemon.engine_facts import engine_facts
+    from scheduler.daemon.engine_facts import engine_facts, refused_variable
 
     known, owned = engine_facts()
-    return check(path, owned_flags=owned, known_engines=known, environ=environ)
+    return check(path, owned_flags=owned, known_engines=known, environ=environ, refused_variable=refused_variable)
 
 
 def run(context: Context) -> int:
