@@ -1,29 +1,41 @@
 """The answer of ``hotseat config check``, as text and as JSON."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 from scheduler.config.problems import ConfigInvalid
 from scheduler.config.settings import Loaded
 
 
-def check_text(result: Loaded | ConfigInvalid) -> str:
-    """One line when all is well, else every error and their number."""
+class Remark(NamedTuple):
+    """What a valid configuration gives cause to say: a warning with what to do, or a note about what was not looked at."""
+
+    level: Literal["warning", "note"]
+    message: str
+    fix: str = ""
+
+
+def check_text(result: Loaded | ConfigInvalid, remarks: Sequence[Remark] = ()) -> str:
+    """One line when all is well, with the remarks below, else every error and their number."""
     if isinstance(result, ConfigInvalid):
         return result.report()
     listen = ", ".join(str(address) for address in result.settings.listen)
     models, devices = _count(len(result.models), "model"), _count(len(result.devices), "declared device")
     looked_for = f", looks for {' and '.join(result.settings.discover)}" if result.settings.discover else ""
-    return f"{result.path or 'no configuration file'}: ok, {models}, {devices}{looked_for}, listening on {listen}"
+    lines = [f"{result.path or 'no configuration file'}: ok, {models}, {devices}{looked_for}, listening on {listen}"]
+    for remark in remarks:
+        lines += [f"{remark.level}: {remark.message}", *([f"  fix: {remark.fix}"] if remark.fix else [])]
+    return "\n".join(lines)
 
 
-def check_json(result: Loaded | ConfigInvalid) -> dict[str, Any]:
-    """The same as data: ``file``, ``ok``, ``models``, ``devices``, ``discover``, ``listen`` (null when not ok), ``problems``.
+def check_json(result: Loaded | ConfigInvalid, remarks: Sequence[Remark] = ()) -> dict[str, Any]:
+    """The same as data: ``file``, ``ok``, ``models``, ``devices``, ``discover``, ``listen`` (null when not ok), ``problems``, ``remarks``.
 
     ``devices`` are the declared ones, ``discover`` the kinds that are looked for at start.
     """
     if isinstance(result, ConfigInvalid):
         nothing = dict.fromkeys(("models", "devices", "discover", "listen"))
-        return {"file": str(result.path), "ok": False, **nothing, "problems": _problems(result)}
+        return {"file": str(result.path), "ok": False, **nothing, "problems": _problems(result), "remarks": []}
     return {
         "file": str(result.path) if result.path is not None else None,
         "ok": True,
@@ -32,6 +44,7 @@ def check_json(result: Loaded | ConfigInvalid) -> dict[str, Any]:
         "discover": list(result.settings.discover),
         "listen": [str(address) for address in result.settings.listen],
         "problems": [],
+        "remarks": [{**remark._asdict(), "fix": remark.fix or None} for remark in remarks],
     }
 
 

@@ -27,6 +27,7 @@ from scheduler.domain.ids import CauseId, ModelName, instance_id
 from scheduler.domain.reasons import Code
 from scheduler.gateway.app import make_runner, mount, mount_fallback
 from scheduler.gateway.settings import GatewaySettings
+from scheduler.orchestrator.crowds import crowds
 from scheduler.orchestrator.effects import Effect, FinishAction, SaveMove, Tell
 from scheduler.orchestrator.events import Closing, Complained
 from scheduler.orchestrator.kernel import Hooks
@@ -138,6 +139,8 @@ class Server:
         kernel = self._house.kernel
         await kernel.start(self._loaded.models, host_limit_bytes(settings))
         self._self_check.begin(kernel.state)
+        for crowd in crowds(kernel.state):
+            log.warning("%s (%s)", crowd.text, crowd.fix)
         await self._house.writer.submit(lambda conn: close_actions(conn, self._house.clock.wall(), LOST), "actions")
         app = web.Application(middlewares=[no_foreign_pages(policy)])
         gateway = GatewaySettings(keepalive_s=settings.gateway.keepalive_s, max_body_bytes=settings.gateway.max_body_bytes)

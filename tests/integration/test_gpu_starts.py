@@ -91,3 +91,12 @@ async def test_what_a_vllm_left_behind_while_nobody_looked_is_ended_by_the_next_
         await daemon.start()
         assert (await daemon.chat("b"))[0] == 200
         assert world.used("GPU-0") == 16 * GIB
+
+
+async def test_models_that_are_never_awake_together_are_warned_of_at_the_start(world: GpuWorld, tmp_path: Path) -> None:
+    models = vllm(tmp_path, world, "a", awake="always") | vllm(tmp_path, world, "b", awake="always")
+    async with gpu_house(tmp_path, world, models, gateway={"on_exit": "stop"}) as daemon:
+        await daemon.until_model("a", lambda a: a["phase"] == "awake")
+        assert "a and b are configured awake: always and can never be so together: a takes 16.2 GiB" in daemon.output()
+        assert "; gpu0 has 24.0 GiB (take awake: always from those" in daemon.output()
+        assert (await daemon.model("b"))["phase"] == "stopped"

@@ -138,3 +138,48 @@ def test_such_a_variable_is_found_in_an_env_file_too(
     assert cli.main(["config", "check", write(tmp_path, text % files), "--json"]) == 1
     [found] = json.loads(capsys.readouterr().out)["problems"]
     assert (found["code"], found["line"], "PYTORCH_ALLOC_CONF" in found["message"]) == ("engine_refuses", line, True)
+
+
+ALWAYS = """\
+devices: {declared: [{id: cpu0, kind: cpu, memory: 4GiB}, {id: cpu1, kind: cpu, memory: 8GiB}]%s}
+models:
+  a: {engine: llamacpp, model: a.gguf, awake: always, footprint: {weights: 2GiB, kv_max: 512MiB}, devices: {ids: [cpu0]}}
+  b: {engine: llamacpp, model: b.gguf, awake: %s, footprint: {weights: 2GiB, kv_max: 512MiB}, devices: {ids: [cpu0]}}
+  c: {engine: llamacpp, model: c.gguf, awake: always, footprint: {weights: 2GiB, kv_max: 512MiB}}
+"""
+
+
+def test_models_that_are_never_awake_together_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, ALWAYS % ("", "always"))
+    assert cli.main(["config", "check", path]) == 0
+    first, warning, fix = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{path}: ok, 3 models")
+    assert warning.startswith("warning: a and b are configured awake: always and can never be so together: a takes ")
+    assert warning.endswith("; cpu0 has 3.9 GiB")
+    assert "(declared)" in warning
+    assert fix.startswith("  fix: take awake: always from those")
+    assert cli.main(["config", "check", write(tmp_path, ALWAYS % ("", "auto")), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["remarks"] == []
+
+
+def test_what_depends_on_cards_is_said_not_to_be_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "scheduler.daemon.engine_facts")
+    vllm = "{engine: vllm, model: /nowhere, awake: always, footprint: {weights: 30GiB, overhead: 1GiB, kv_min: 1GiB, kv_max: 1GiB}}"
+    path = write(tmp_path, ALWAYS % ("", "auto") + f"  d: {vllm}\n")
+    assert cli.main(["config", "check", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["remarks"] == [], "one alone has nobody to fit with"
+    path = write(tmp_path, ALWAYS % ("", "auto") + f"  d: {vllm}\n  e: {vllm}\n")
+    assert cli.main(["config", "check", path, "--json"]) == 0
+    [note] = json.loads(capsys.readouterr().out)["remarks"]
+    assert (note["level"], note["fix"]) == ("note", None)
+    assert "when the daemon starts" in note["message"]
+    assert note["message"].endswith("d 32.0 GiB, e 32.0 GiB")
+    path = write(tmp_path, ALWAYS % (", discover: []", "auto") + f"  d: {vllm}\n  e: {vllm}\n")
+    assert cli.main(["config", "check", path, "--json"]) == 0
+    remarks = json.loads(capsys.readouterr().out)["remarks"]
+    assert [remark["level"] for remark in remarks] == ["warning", "warning"], "without cards they sit on the declared devices"
+    assert [remark["message"].split(";")[0].split(" takes ")[0] for remark in remarks] == [
+        f"{model} is configured awake: always and can never be: {model}" for model in "de"
+    ]

@@ -7,7 +7,7 @@ import pytest
 
 from scheduler.config.load import check, load
 from scheduler.config.problems import ConfigInvalid, Problem, mask_secrets
-from scheduler.config.report import check_json, check_text, exit_code
+from scheduler.config.report import Remark, check_json, check_text, exit_code
 from scheduler.config.settings import Loaded
 from tests.support.config import OWNED
 
@@ -39,7 +39,19 @@ def test_one_line_when_all_is_well(good: Path) -> None:
         "discover": ["nvidia"],
         "listen": ["127.0.0.1:11500"],
         "problems": [],
+        "remarks": [],
     }
+
+
+def test_remarks_stand_below_what_is_well(good: Path) -> None:
+    remarks = [Remark("warning", "they do not fit", "use less"), Remark("note", "cards were not looked for")]
+    first, *below = check_text(result_of(good), remarks).splitlines()
+    assert first.startswith("hotseat.yaml: ok, 3 models")
+    assert below == ["warning: they do not fit", "  fix: use less", "note: cards were not looked for"]
+    assert check_json(result_of(good), remarks)["remarks"] == [
+        {"level": "warning", "message": "they do not fit", "fix": "use less"},
+        {"level": "note", "message": "cards were not looked for", "fix": None},
+    ]
 
 
 def test_several_addresses_and_no_file(good: Path) -> None:

@@ -9,6 +9,7 @@ from scheduler.cli.context import Context
 
 if TYPE_CHECKING:  # the schema is worth half a second: not for --help
     from scheduler.config.problems import ConfigInvalid
+    from scheduler.config.report import Remark
     from scheduler.config.settings import Loaded
 
 
@@ -27,13 +28,21 @@ def check_file(path: Path, environ: Mapping[str, str]) -> "Loaded | ConfigInvali
     return check(path, owned_flags=owned, known_engines=known, environ=environ, refused_variable=refused_variable)
 
 
+def _remarks(result: "Loaded | ConfigInvalid") -> "list[Remark]":
+    from scheduler.config.settings import Loaded
+    from scheduler.daemon.always import always_remarks
+
+    return always_remarks(result) if isinstance(result, Loaded) else []
+
+
 def run(context: Context) -> int:
     """0 = valid, 1 = not; all errors at once."""
     from scheduler.config.report import check_json, check_text, exit_code
 
     result = check_file(Path(context.args.file), context.environ)
+    remarks = _remarks(result)
     if context.args.json:
-        context.say_json(check_json(result))
+        context.say_json(check_json(result, remarks))
     else:
-        context.say(check_text(result).splitlines())
+        context.say(check_text(result, remarks).splitlines())
     return exit_code(result)
