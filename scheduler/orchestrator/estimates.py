@@ -3,6 +3,7 @@
 from scheduler.domain.ids import ModelName, instance_id
 from scheduler.domain.instance import Instance, Phase
 from scheduler.domain.lease import Hold
+from scheduler.domain.reasons import Code
 from scheduler.orchestrator.state import State
 from scheduler.orchestrator.view import enter_seconds
 
@@ -10,7 +11,10 @@ MOST_RETRY_AFTER_S = 120.0
 
 
 def eta_seconds(state: State, hold: Hold) -> float | None:
-    """Seconds until ``hold`` is expected to be granted; None when it cannot be told."""
+    """Seconds until ``hold`` is expected to be granted; None when it cannot be told: memory of others comes back when it does."""
+    why = state.hold_reasons.get(hold.model)
+    if why is not None and why.code is Code.WAITING_MEMORY and state.move_of(instance_id(hold.model)) is None:
+        return None
     ahead = sum(1 for other in state.holds.of(hold.model) if other < hold.id)
     return awake_seconds(state, hold.model) + queue_seconds(state, hold.model, ahead)
 

@@ -281,3 +281,10 @@ def test_a_failed_model_that_keeps_the_daemon_from_being_ready_is_told_of_once()
     assert [line for line in lines if "model missing" in line or "a failed" in line] == ["! a model missing (/m/a.gguf does not exist)"]
     assert "  fix: correct `model`" in lines
     assert any("b failed" in line for line in lines)
+
+
+def test_a_model_that_failed_and_waits_for_something_else_says_both() -> None:
+    reason = {"code": "waiting_memory", "text": "4.5 GiB short; 12.0 GiB are used by others"}
+    lines = render_card({**as_json(worlds.failing_card()), "phase": "backoff", "reason": reason}, View(T0, None, zone=UTC))
+    assert any(line.startswith("why") and "model_missing" in line for line in lines)
+    assert any(line.startswith("waits") and line.endswith("waiting_memory: 4.5 GiB short; 12.0 GiB are used by others") for line in lines)

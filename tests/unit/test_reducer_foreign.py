@@ -10,6 +10,7 @@ from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
 from scheduler.orchestrator.devices import FOREIGN_WINDOW_S
+from scheduler.orchestrator.estimates import eta_seconds
 from tests.support.behaviour import Behaviour
 from tests.support.plain import Plain
 
@@ -139,3 +140,16 @@ def test_an_over_full_device_names_the_process_to_end() -> None:
     assert world.state.degraded["over_capacity:gpu0"][1] == "end the foreign process, or stop a model", (
         "the driver does not say whose it is"
     )
+
+
+def test_nobody_says_how_long_the_memory_of_others_takes() -> None:
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=16 * GIB, start_s=20.0))
+    world.foreign[GPU0] = 12 * GIB
+    world.run(5)
+    world.ask("a", wait_s=600.0)
+    world.run(5)
+    (hold,) = world.state.holds_of(ModelName("a"))
+    assert eta_seconds(world.state, hold) is None
+    world.foreign[GPU0] = 0
+    world.run_until(lambda: world.phase("a") == "launching")
+    assert eta_seconds(world.state, hold) == pytest.approx(20.0, abs=1.0)

@@ -8,6 +8,7 @@ from scheduler.cli.render.text import Paint, clean, flow, wrap
 LABEL = 12
 _INDENT = " " * LABEL
 MAX_STARTS = 5
+_WAITS = frozenset({"waiting_memory", "waiting_turn", "waiting_move", "store_unavailable"})
 
 
 def render_card(model: Json, view: View) -> list[str]:
@@ -63,6 +64,8 @@ def _why(model: Json, view: View) -> Iterable[tuple[str, str]]:
         yield "why", clean(f"{error.get('code')}: {error.get('message')}{at}")
         if error.get("fix"):
             yield "fix", clean(error["fix"])
+        if reason and reason.get("code") in _WAITS:  # its time to try again has come, and something else is in the way now
+            yield "waits", clean(f"{reason['code']}: {reason.get('text') or ''}")
     elif reason and reason.get("code") not in (None, "none"):
         text = f": {reason['text']}" if reason.get("text") else ""
         yield "why", clean(f"{reason['code']}{text}")
