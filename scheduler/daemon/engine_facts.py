@@ -1,20 +1,11 @@
 """What the adapters know about their engines, for those that may not import adapters (configuration checks)."""
 
 from collections.abc import Collection, Mapping
-from typing import Protocol, runtime_checkable
 
 from adapters.registry import engines
 from scheduler.domain.errors import HotseatError
 from scheduler.domain.model import ModelSpec
-
-
-@runtime_checkable
-class RefusesVariables(Protocol):
-    """Ability of an adapter: there are variables with which it does not start its engine."""
-
-    def refused_variable(self, spec: ModelSpec) -> tuple[str, HotseatError] | None:
-        """The first such variable of a model that sits on a card, and why; None = there is none."""
-        ...
+from scheduler.ports.engine import RefusesVariables
 
 
 def engine_facts() -> tuple[Collection[str], Mapping[str, Mapping[str, str]]]:

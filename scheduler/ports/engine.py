@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from scheduler.domain.claims import Footprint
+from scheduler.domain.errors import HotseatError
 from scheduler.domain.ids import DeviceId
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Reason
@@ -144,6 +145,15 @@ class Attaches(Protocol):
 
     def port(self, spec: ModelSpec) -> int:
         """The loopback port it listens on. Raises Permanent when the model names none."""
+        ...
+
+
+@runtime_checkable
+class RefusesVariables(Protocol):
+    """Ability: there are environment variables with which it does not start its engine, which a check of the configuration finds."""
+
+    def refused_variable(self, spec: ModelSpec) -> tuple[str, HotseatError] | None:
+        """The first such variable of a model that sits on a card, and why; None = there is none."""
         ...
 
 

@@ -183,3 +183,33 @@ def test_what_depends_on_cards_is_said_not_to_be_known(
     assert [remark["message"].split(";")[0].split(" takes ")[0] for remark in remarks] == [
         f"{model} is configured awake: always and can never be: {model}" for model in "de"
     ]
+
+
+LEVELS = """\
+devices: {declared: [{id: cpu0, kind: cpu, memory: 4GiB}]}
+models:
+  %s
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("m: {engine: llamacpp, model: a.gguf, levels: [1]}", "m: levels names 1; with these flags its engine llamacpp has none"),
+        (
+            "m: {engine: vllm, model: /m, levels: [1, 2], args: [--enable-lora]}",
+            "m: levels names 2; with these flags its engine vllm has 1",
+        ),
+        ("m: {engine: vllm, model: /m, levels: [2], devices: {kind: cpu}}", "m: levels names 2; with these flags its engine vllm has 1"),
+        ("m: {engine: vllm, model: /m, levels: [1, 2]}", None),
+        ("m: {engine: vllm, model: /m, levels: []}", None),
+        ("m: {engine: llamacpp, model: a.gguf, levels: [1], enabled: false}", None),
+    ],
+)
+def test_levels_that_the_engine_does_not_have_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str, told: str | None
+) -> None:
+    monkeypatch.delitem(sys.modules, "scheduler.daemon.engine_facts")
+    assert cli.main(["config", "check", write(tmp_path, LEVELS % model), "--json"]) == 0
+    remarks = json.loads(capsys.readouterr().out)["remarks"]
+    assert [remark["message"] for remark in remarks] == ([] if told is None else [told])

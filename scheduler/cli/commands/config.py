@@ -30,9 +30,9 @@ def check_file(path: Path, environ: Mapping[str, str]) -> "Loaded | ConfigInvali
 
 def _remarks(result: "Loaded | ConfigInvalid") -> "list[Remark]":
     from scheduler.config.settings import Loaded
-    from scheduler.daemon.always import always_remarks
+    from scheduler.daemon.remarks import remarks
 
-    return always_remarks(result) if isinstance(result, Loaded) else []
+    return remarks(result) if isinstance(result, Loaded) else []
 
 
 def run(context: Context) -> int:
@@ -40,9 +40,9 @@ def run(context: Context) -> int:
     from scheduler.config.report import check_json, check_text, exit_code
 
     result = check_file(Path(context.args.file), context.environ)
-    remarks = _remarks(result)
+    found = _remarks(result)
     if context.args.json:
-        context.say_json(check_json(result, remarks))
+        context.say_json(check_json(result, found))
     else:
-        context.say(check_text(result, remarks).splitlines())
+        context.say(check_text(result, found).splitlines())
     return exit_code(result)
