@@ -256,7 +256,8 @@ def test_kill_nine_with_one_awake_one_launching_one_stopping(tmp_path: Path) -> 
         await asyncio.sleep(2.0)
         sim.ask("stop", "stopping")
         await sim.until(lambda: sim.phase("stopping") is Phase.STOPPING)
-        deadline = sim.instance("launching").deadline_s
+        deadline, killed_s = sim.instance("launching").deadline_s, sim.instance("stopping").deadline_s
+        assert killed_s is not None
         await sim.crash()
         launching.cancel()
         await asyncio.wait([launching])
@@ -267,6 +268,7 @@ def test_kill_nine_with_one_awake_one_launching_one_stopping(tmp_path: Path) -> 
         await sim.until(lambda: sim.phase("awake") is Phase.AWAKE and sim.phase("stopping") is Phase.STOPPED)
         assert sim.world.engine("awake").pid == pid
         assert not sim.world.engines("stopping")
+        assert sim.instance("stopping").since_s < killed_s  # its stop went on at once, nobody waited for the end of its grace
         assert await sim.chat("awake") == "ok"
         assert await sim.chat("launching") == "ok"
 
