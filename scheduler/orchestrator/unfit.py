@@ -76,6 +76,8 @@ def _why_none(spec: ModelSpec, devices: list[DeviceInfo], kinds: tuple[str, ...]
     """(cause, fix): the first condition after which nothing is left."""
     wanted, every = spec.devices, ", ".join(d.id for d in devices) or "none at all"
     missing = sorted(set(wanted.ids) - {d.id for d in devices})
+    if not devices and not missing:
+        return "this host has none", "hotseat doctor says which cards are seen, and why not; a CPU is declared under devices.declared"
     left = [d for d in devices if not wanted.ids or d.id in wanted.ids]
     if not left:
         return f"there is no {' and no '.join(missing)}; devices are: {every}", "correct devices.ids; hotseat devices lists what there is"
