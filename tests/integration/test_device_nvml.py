@@ -290,6 +290,7 @@ async def test_strangers_have_names_where_this_system_knows_them(rig: Rig) -> No
 async def test_process_in_several_lists_counts_once(rig: Rig) -> None:
     rig.world.write(gpu(0), proc(0, NOBODY, 2 * GIB, kind="CG"), proc(0, NOBODY + 1, GIB, kind="M"), proc(0, NOBODY + 2, GIB, kind="G"))
     await rig.inventory()
+    assert (await rig.one({A: {NOBODY, NOBODY + 1}})).own == {A: 3 * GIB}, "all processes of an engine"
     sample = await rig.one({A: {NOBODY}, B: {NOBODY + 1}})
     assert sample.own == {A: 2 * GIB, B: GIB}
     assert (sample.foreign_bytes, [stranger.pid for stranger in sample.strangers]) == (GIB, [NOBODY + 2])
@@ -373,6 +374,31 @@ async def test_processes_not_supported_are_followed_by_what_moves(rig: Rig) -> N
     rig.world.set(0, used=5 * GIB)
     sample = await rig.one({A: {NOBODY}}, moving=[A])
     assert (sample.own, sample.foreign_bytes) == ({A: GIB}, 4 * GIB)
+
+
+async def test_without_any_list_small_engines_count_as_well(rig: Rig) -> None:
+    """An empty list means an empty device; no list means nothing."""
+    rig.world.write(gpu(0))
+    rig.world.set_error("DeviceGetComputeRunningProcesses_v3", "*", FUNCTION_NOT_FOUND)
+    await rig.inventory()
+    await rig.one({A: {NOBODY}}, moving=[A])
+    rig.world.set(0, used=600 * MIB)
+    sample = await rig.one({A: {NOBODY}}, moving=[A])
+    assert (sample.own, sample.foreign_bytes, sample.estimated) == ({A: 600 * MIB}, 0, True)
+
+
+async def test_what_moves_on_one_card_says_nothing_of_another(rig: Rig) -> None:
+    rig.world.write(gpu(0), gpu(1))
+    rig.world.set_error("DeviceGetComputeRunningProcesses_v3", "*", FUNCTION_NOT_FOUND)
+    await rig.inventory()
+    groups = {GPU0: {A: {NOBODY}}, GPU1: {B: {NOBODY + 1}}}
+    await rig.sample(groups, moving=[A, B])
+    rig.world.set(0, used=9 * GIB)
+    await rig.sample(groups, moving=[A, B])
+    rig.world.set(1, used=4 * GIB)
+    samples = await rig.sample(groups, moving=[A, B])
+    assert (samples[GPU0].own, samples[GPU1].own) == ({A: 9 * GIB}, {B: 4 * GIB})
+    assert [sample.foreign_bytes for sample in samples.values()] == [0, 0]
 
 
 @pytest.mark.parametrize("hide", [1, 2])

@@ -331,6 +331,14 @@ async def test_cards_without_events_are_measured(rig: Rig) -> None:
     assert set(healths(await rig.sample()).values()) == {OK}
 
 
+async def test_a_card_that_cannot_be_listened_to_does_not_silence_the_others(rig: Rig) -> None:
+    rig.world.set_error("DeviceRegisterEvents", 0, UNKNOWN)
+    await rig.inventory()
+    await rig.sample()
+    rig.world.event(2, 31)
+    assert {device: len(sample.news) for device, sample in (await rig.sample()).items()} == {GPU0: 0, GPU1: 0, GPU2: 1}
+
+
 # --- lies ---------------------------------------------------------------------------------------------------------------
 
 

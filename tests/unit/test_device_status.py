@@ -74,6 +74,8 @@ def test_a_measured_seat() -> None:
     assert [(s.pid, s.used_bytes, s.name) for s in device.strangers] == [(77, None, "Xorg"), (78, 2 * GIB, None)]
     assert device.sampled_at == 1e9 + NOW - 0.5
     assert device.instances == ["coder#0"]
+    assert not device.estimated
+    assert shown(state(card(0), samples=(sample(GPU0, estimated=True),)), GPU0).estimated
 
 
 def test_what_is_not_known_is_null_and_no_key_is_missing() -> None:

@@ -100,6 +100,12 @@ def test_first_look_shares_what_nobody_explains() -> None:
     assert Device().look(12, None, "abc") == ({"a": 4, "b": 4, "c": 4}, 0)
 
 
+def test_a_holder_is_estimated_where_one_of_its_processes_has_no_number() -> None:
+    device = Attribution()
+    shares = device.divide(12 * GIB, {1: 4 * GIB, 5: None}, {A: frozenset({1, 5})}, frozenset(), 0.0)
+    assert shares == Shares({A: 12 * GIB}, 0, True, {})
+
+
 def test_numbers_that_come_and_go() -> None:
     device = Device()
     assert device.look(14, {1: 10, STRANGER: 4}, "a") == ({"a": 10}, 4)

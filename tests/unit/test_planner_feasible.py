@@ -81,6 +81,13 @@ def test_the_ledger_counts_claims_and_foreign_use_the_measurement_free_bytes_and
     assert not gap_on(now, target(12), GPU0).closed
 
 
+def test_each_device_is_counted_by_itself() -> None:
+    small, large = view(GPU0, capacity=16, free=14, foreign=2), view(GPU1, capacity=40, free=10)
+    now = picture(seat("a", 30, device=GPU1), views=(small, large))
+    assert gap_on(now, target(12), GPU0) == Gap(-2 * GIB, -2 * GIB + MARGIN)
+    assert gap_on(now, target(12), GPU1) == Gap(2 * GIB, 2 * GIB + int(0.02 * 40 * GIB))
+
+
 def test_what_a_sleeper_holds_already_counts_for_it() -> None:
     sleeper = Seat(
         instance=InstanceId("t#0"),

@@ -70,6 +70,8 @@ def test_a_gang_is_admitted_on_all_of_its_devices_or_on_none() -> None:
     assert (client.end, world.instance("a").devices) == ("ok", ("gpu0", "gpu1"))
     start = next(row.instance for row in world.transitions if row.transition.event == "LaunchIntended" and row.instance.model == "a")
     assert start.claim == even_claim(start.devices, 16 * GIB), "all of it on each, not a share"
+    world.run(3)
+    assert world.instance("a").claim == even_claim(start.devices, int(16 * GIB * 1.05)), "as measured on each"
     assert not world.overflows
 
 
