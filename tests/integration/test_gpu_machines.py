@@ -89,6 +89,8 @@ async def test_a_driver_mismatch_while_the_daemon_runs(tmp_path: Path) -> None:
         status, text = await daemon.chat("b", headers=IMPATIENT)
         assert (status, MISMATCH in text, daemon.launches("b")) == (503, True, [])
         assert MISMATCH in (await degraded(daemon))["driver_mismatch"]
+        told = [event["kind"] for event in await daemon.events()]
+        assert ("driver_mismatch" in told, "device_back" in told) == (True, False)
         world.clear_errors()
         assert (await daemon.chat("b"))[0] == 200
         assert await daemon.pid("a") == pid

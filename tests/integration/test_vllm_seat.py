@@ -11,7 +11,7 @@ from scheduler.domain.ids import ModelName
 from scheduler.domain.model import DeviceWish, ModelSpec
 from scheduler.domain.units import GIB
 from tests.support.gpu_house import GpuHouse, cards, gpu_house, vllm
-from tests.support.gpu_world import GpuWorld
+from tests.support.gpu_world import VERSION_MISMATCH, GpuWorld
 from tests.support.pace import pause
 
 pytestmark = pytest.mark.may_block  # the stand-in for the driver's library is compiled first
@@ -42,5 +42,17 @@ async def test_a_card_that_appears_is_where_it_sits_from_then_on(tmp_path: Path)
             while await believed(daemon) != on_card:
                 await pause(0.05)
         await daemon.act("restart", NAME)
+        assert (await daemon.chat(NAME))[0] == 200
+        assert (await daemon.model(NAME))["devices"] == ["gpu0"]
+
+
+async def test_a_driver_that_cannot_be_used_is_no_reason_to_sit_on_the_cpu(tmp_path: Path) -> None:
+    world = GpuWorld(tmp_path / "world")
+    cards(world, 1)
+    world.set_error("InitWithFlags", "*", VERSION_MISMATCH)
+    async with gpu_house(tmp_path, world, vllm(tmp_path, world, NAME, weights_gib=0.1, footprint={}), devices=BOTH) as daemon:
+        assert (await daemon.chat(NAME, headers={"x-hotseat-max-wait": "1"}))[0] == 503
+        assert daemon.launches(NAME) == []
+        world.clear_errors()
         assert (await daemon.chat(NAME))[0] == 200
         assert (await daemon.model(NAME))["devices"] == ["gpu0"]
