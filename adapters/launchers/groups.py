@@ -33,12 +33,15 @@ def find_members(handle: ProcessHandle, table: ProcessTable, memory: GroupMemory
        twice, children that overwrote their environment block afterwards).
     3. Every process seen in the group before, and every descendant of a member.
 
-    The daemon's own session is never part of a group.
+    The daemon's own session is never part of a group. Only an engine that somebody else started in it, from the same terminal as
+    the daemon, is one: with its descendants, and nobody beside them.
     """
     leader = table.by_pid.get(handle.pid)
     if leader is not None and leader.start_ticks != handle.start_ticks:
         leader = None
         session: list[Stat] = []
+    elif leader is not None and leader.session == os.getsid(0) != leader.pid:
+        return [stat for stat in _with_descendants({leader.pid: leader}, table, spared=leader.session) if not stat.dead]
     else:
         session = list(table.by_session.get(handle.pid, ()))
     if memory.token is None and not memory.gone:
@@ -85,13 +88,13 @@ def _is_left_behind(
     return memory.attested or same_origin(stat.pid)
 
 
-def _with_descendants(seeds: dict[int, Stat], table: ProcessTable) -> list[Stat]:
+def _with_descendants(seeds: dict[int, Stat], table: ProcessTable, spared: int | None = None) -> list[Stat]:
     own_session = os.getsid(0)
     found: dict[int, Stat] = {}
     pending = list(seeds.values())
     while pending:
         stat = pending.pop()
-        if stat.pid <= 1 or stat.session == own_session or stat.pid in found:
+        if stat.pid <= 1 or stat.pid == os.getpid() or stat.session == own_session != spared or stat.pid in found:
             continue
         found[stat.pid] = stat
         pending.extend(table.by_parent.get(stat.pid, ()))

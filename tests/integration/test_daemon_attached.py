@@ -26,16 +26,16 @@ BEHAVIOUR = Behaviour(start_s=0.2, levels=(1, 2), residue_bytes={1: GIB, 2: GIB}
 
 @asynccontextmanager
 async def somebodys_vllm(
-    folder: Path, world: GpuWorld, port: int, behaviour: Behaviour = BEHAVIOUR
+    folder: Path, world: GpuWorld, port: int, behaviour: Behaviour = BEHAVIOUR, *, same_terminal: bool = False
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A vLLM that an operator started by hand on card 0, in a session of its own, and that listens: 13 GiB awake."""
+    """A vLLM that an operator started by hand on card 0, and that listens: 13 GiB awake; in a session of its own or in the daemon's."""
     model = await asyncio.to_thread(sized_folder, folder / "theirs", 10 * GIB)
     told = VllmKnobs(behaviour=behaviour, weights_bytes=10 * GIB)
     env = {**os.environ, **told.env(), "FAKE_NVML_WORLD": world.folder, "VLLM_SERVER_DEV_MODE": "1"}
     env |= {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     flags = ["serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "theirs"]
     more = ["--enable-sleep-mode", "--kv-cache-memory-bytes", str(2 * GIB), "--gpu-memory-utilization", "0.5"]
-    process = await asyncio.create_subprocess_exec(*COMMAND, *flags, *more, env=env, start_new_session=True)
+    process = await asyncio.create_subprocess_exec(*COMMAND, *flags, *more, env=env, start_new_session=not same_terminal)
     try:
         await listens(port)
         yield process
@@ -95,6 +95,23 @@ async def test_it_makes_room_by_sleeping_and_is_never_ended(tmp_path: Path, worl
                 await daemon.terminate()
             assert alive(process.pid)
             assert world.oom_log() == []
+        finally:
+            daemon.sweep()
+
+
+async def test_one_that_was_started_from_the_terminal_of_the_daemon_is_taken_in(tmp_path: Path, world: GpuWorld) -> None:
+    port = PortChooser().choose()
+    daemon = GpuHouse(tmp_path, world, theirs(port))
+    async with somebodys_vllm(tmp_path, world, port, same_terminal=True) as process:
+        try:
+            async with asyncio.timeout(60):
+                await daemon.start()
+                await daemon.until_device("gpu0", foreign_bytes=0)
+                assert (await daemon.chat("theirs"))[0] == 200
+                assert (await daemon.act("sleep", "theirs"))["state"] == "done"
+                await daemon.until_device("gpu0", used_bytes=GIB)
+                await daemon.terminate()
+            assert alive(process.pid)
         finally:
             daemon.sweep()
 

@@ -119,6 +119,17 @@ def test_own_session_and_init_are_never_members() -> None:
     assert find_owned("b", "u", everything) == []
 
 
+def test_an_engine_that_somebody_started_in_our_session_is_a_member_with_its_descendants_only() -> None:
+    def mate(pid: int, parent: int, ticks: int = 2000) -> Stat:
+        return Stat(pid, "S", parent, pid, os.getsid(0), 1, ticks, 1)
+
+    us = mate(os.getpid(), at(100))  # even a daemon that the engine had started would not be part of it
+    seen = ProcessTable.of([mate(at(100), 1, ticks=1000), mate(at(7), at(100)), mate(at(8), 1), us], {})
+    memory = GroupMemory()
+    assert find(seen, memory) == {100, 7}
+    assert find(ProcessTable.of([mate(at(7), 1), mate(at(8), 1), us], {}), memory) == set(), "without it nobody is left to be its own"
+
+
 def test_owned_names_leaders_and_only_where_they_are_gone_carriers() -> None:
     seen = table(
         stat(100, ticks=1000),
