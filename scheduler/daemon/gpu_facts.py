@@ -1,7 +1,8 @@
 """What NVIDIA's driver says of this machine, for those that may not import adapters (the doctor)."""
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -10,6 +11,7 @@ from adapters.devices.nvml_calls import load_binding
 from scheduler.daemon.clock import SystemClock
 from scheduler.domain.device import DeviceInfo
 from scheduler.domain.errors import HotseatError
+from scheduler.domain.ids import DeviceId
 
 #: The first init sets up every card: one to three seconds each without persistence.
 PATIENCE_S = 30.0
@@ -19,16 +21,21 @@ PATIENCE_S = 30.0
 class NvidiaFacts:
     """``binding`` = the Python package that speaks for the driver, with its version; ``problem`` = why one of the two is of no use.
 
-    ``devices`` is empty where there is no driver, or no card.
+    ``devices`` is empty where there is no driver, or no card; ``silent`` = a sentence for each card that cannot be used.
     """
 
     binding: str = ""
     devices: tuple[DeviceInfo, ...] = ()
+    silent: tuple[str, ...] = ()
     problem: HotseatError | None = None
 
 
-def nvidia_facts() -> NvidiaFacts:
-    """Ask the driver once. Takes seconds where the driver has to be set up first, :data:`PATIENCE_S` at most."""
+def nvidia_facts(known: Mapping[str, DeviceId]) -> NvidiaFacts:
+    """Ask the driver once. Takes seconds where the driver has to be set up first, :data:`PATIENCE_S` at most.
+
+    ``known`` = the ids that a running daemon has given to UUIDs: without them cards are numbered as they are found.
+    """
+    logging.getLogger("adapters.devices").addHandler(logging.NullHandler())  # what it would log is told as a finding
     try:
         file = load_binding().__file__
     except HotseatError as error:
@@ -38,15 +45,16 @@ def nvidia_facts() -> NvidiaFacts:
     if signpost:
         binding += f"; the package pynvml {signpost} beside it only points to it and can be removed"
     try:
-        return NvidiaFacts(binding=binding, devices=tuple(asyncio.run(_inventory())))
+        devices, silent = asyncio.run(_inventory(known))
+        return NvidiaFacts(binding=binding, devices=devices, silent=silent)
     except HotseatError as error:
         return NvidiaFacts(binding=binding, problem=error)
 
 
-async def _inventory() -> Sequence[DeviceInfo]:
+async def _inventory(known: Mapping[str, DeviceId]) -> tuple[tuple[DeviceInfo, ...], tuple[str, ...]]:
     source = NvmlDevices(SystemClock(), inventory_timeout_s=PATIENCE_S)
     try:
-        return await source.inventory({})
+        return tuple(await source.inventory(known)), source.problems
     finally:
         await source.close()
 

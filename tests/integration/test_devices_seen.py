@@ -94,11 +94,12 @@ async def test_a_card_that_falls_off_the_bus_is_seen_as_lost_with_its_remedy(dae
 
 
 async def doctor(folder: Path) -> tuple[int, dict[str, list[dict[str, str]]]]:
-    """`hotseat doctor --json` in a process of its own, without a daemon."""
+    """`hotseat doctor --json` in a process of its own, with the daemon of that folder or without. All it has to say are findings."""
     words = [sys.executable, "-P", "-m", "scheduler.cli.main", "doctor", "--json", "--state-dir", str(folder)]
-    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     async with asyncio.timeout(50):
-        out, _ = await process.communicate()
+        out, err = await process.communicate()
+    assert err == b""
     found: dict[str, list[dict[str, str]]] = {}
     for finding in json.loads(out)["findings"]:
         found.setdefault(finding["name"], []).append(finding)
@@ -120,6 +121,18 @@ async def test_the_doctor_examines_each_card(world: GpuWorld, tmp_path: Path) ->
     }
     assert "nvidia-persistenced" in states["gpu1"][1]
     assert "-c DEFAULT" in states["gpu3"][1]
+
+
+async def test_the_doctor_calls_cards_as_the_daemon_does_while_one_does_not_answer(daemon: RealDaemon, world: GpuWorld) -> None:
+    world.set_error("*", 0, gpu_world.GPU_IS_LOST)
+    await daemon.until_device("gpu0", health="lost")
+    code, found = await doctor(daemon.state_dir)
+    assert code == 1
+    [silent] = [finding for finding in found["card"] if finding["state"] == "fail"]
+    assert "does not answer" in silent["text"]
+    assert "dmesg" in silent["fix"]
+    # Found in this order they would be gpu0, gpu1, gpu2.
+    assert {f["text"].partition(":")[0] for f in found["card"] if f is not silent} == {"gpu1", "gpu2", "gpu2m0", "gpu3"}
 
 
 async def test_the_doctor_knows_a_library_that_does_not_match_the_kernel_module(world: GpuWorld, tmp_path: Path) -> None:

@@ -10,9 +10,13 @@ import pytest
 
 from scheduler.api.schemas import Degraded
 from scheduler.cli import main as cli
+from scheduler.cli.commands.doctor import render
 from scheduler.cli.doctor import installation
+from scheduler.cli.doctor.finding import warn
 from scheduler.cli.doctor.installation import check_packages, check_python, check_sqlite
 from scheduler.cli.doctor.machine import check_limits, check_memory, check_shm, check_sleep_memory, check_state_dir, filesystem_of
+from scheduler.cli.render.facts import View
+from scheduler.cli.render.text import PLAIN
 from tests.support import worlds
 from tests.support.fake_plane import FakePlane, PlaneServer
 
@@ -307,6 +311,11 @@ def test_the_text_form_names_the_fix_and_counts(machine_with_nothing: Path, caps
     at = next(i for i, line in enumerate(lines) if line.startswith("warn  daemon"))
     assert lines[at + 1] == "                  fix: hotseat serve"
     assert lines[-1].endswith("warnings")
+
+
+@pytest.mark.parametrize(("warnings", "words"), [(1, "0 failed, 1 warning"), (2, "0 failed, 2 warnings")])
+def test_one_warning_is_one(warnings: int, words: str) -> None:
+    assert render([warn("swap", "some", "none")] * warnings, View(now=0.0, columns=None, style=PLAIN))[-1] == words
 
 
 def test_a_hanging_daemon_is_a_failure(

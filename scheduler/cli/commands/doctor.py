@@ -45,7 +45,7 @@ def examine(context: Context) -> list[Finding]:
     config = check_config(args.config, environ, os.geteuid(), home)
     running = check_daemon(context.daemon, VERSION)
     total, own = cpu_budget(running.status)
-    facts = nvidia_facts()
+    facts = nvidia_facts({d["uuid"]: d["id"] for d in (running.status or {}).get("devices", ()) if d.get("uuid")})
     seats = [device for device in facts.devices if device.allocatable] if "vllm" in config.engines and config.discovers else []
     largest = max((device.capacity_bytes for device in seats), default=0)
     sleep_bytes = running.status["host"]["sleep_limit_bytes"] if running.status is not None else config.sleep_bytes
@@ -77,4 +77,5 @@ def render(findings: Sequence[Finding], view: View) -> list[str]:
         if finding.fix:
             lines += wrap(f"{'':<18}fix: {clean(finding.fix)}", view.columns, " " * 23)
     counts = {state: sum(finding.state == state for finding in findings) for state in ("fail", "warn")}
-    return [*lines, f"{counts['fail']} failed, {counts['warn']} warnings" if any(counts.values()) else "all is well"]
+    warnings = f"{counts['warn']} warning{'' if counts['warn'] == 1 else 's'}"
+    return [*lines, f"{counts['fail']} failed, {warnings}" if any(counts.values()) else "all is well"]

@@ -57,13 +57,14 @@ def check_nvidia(host: NvidiaHost, probe: "Callable[[], NvidiaFacts]", *, discov
         return [*_driver_alone(host), *findings]
     if facts.problem is not None:
         return [*findings, fail("driver", _trouble(host, facts.problem.message), facts.problem.fix or "nvidia-smi should show the same")]
+    silent = [fail("card", text, "sudo dmesg | grep NVRM shows why; a reboot may bring it back") for text in facts.silent]
     if not facts.devices:
-        return [*findings, *_driver_alone(host)]
+        return [*findings, *(silent or _driver_alone(host))]
     driver = dict(facts.devices[0].facts).get("driver") or host.module or "of an unknown version"
     unused = "" if discovers else "; devices.discover leaves them alone"
     count = sum(device.parent is None for device in facts.devices)
     cards = f"{count} card{'' if count == 1 else 's'}"
-    return [*findings, ok("driver", f"NVIDIA {driver}, {cards}{unused}"), *_cards(facts.devices)]
+    return [*findings, ok("driver", f"NVIDIA {driver}, {cards}{unused}"), *silent, *_cards(facts.devices)]
 
 
 def _binding(facts: "NvidiaFacts", *, needed: bool) -> Finding:
