@@ -64,6 +64,17 @@ def test_without_devices_the_next_step_is_named() -> None:
     assert "kind: cpu" in text
 
 
+def test_what_ails_several_cards_alike_is_said_once() -> None:
+    trouble = {"code": "driver_mismatch", "message": "library and module differ", "fix": "reboot", "since": T0}
+    cards = [{"id": f"gpu{n}", "kind": "nvidia"} for n in range(3)]
+    degraded = [{**trouble, "subject": card["id"]} for card in cards]
+    lines = render_devices({"devices": cards, "degraded": degraded}, View(T0, None, zone=UTC))
+    assert lines[:2] == ["! gpu0, gpu1, gpu2 driver mismatch 00:53 (library and module differ)", "  fix: reboot"]
+    degraded[1]["since"] = T0 + 60
+    told = [line for line in render_devices({"devices": cards, "degraded": degraded}, View(T0, None, zone=UTC)) if line[0] == "!"]
+    assert [line.partition(" (")[0] for line in told] == ["! gpu0, gpu2 driver mismatch 00:53", "! gpu1 driver mismatch 00:54"]
+
+
 def test_no_card_is_said_to_be_missing_that_nobody_can_look_for() -> None:
     trouble = {"code": "devices_unreadable", "subject": "nvidia", "message": "library and module differ", "fix": "reboot", "since": T0}
     lines = render_devices({"devices": [], "degraded": [trouble]}, View(T0, None, zone=UTC))

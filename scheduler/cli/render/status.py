@@ -116,13 +116,16 @@ def _packed(texts: Sequence[str], view: View) -> list[str]:
 
 
 def _degraded(status: Json, view: View) -> Iterable[tuple[str, str]]:
+    """What is said alike of several is said once, with the names of all."""
+    alike: dict[tuple[str, str, str, str], list[str]] = {}
     for item in status.get("degraded") or ():
         code, subject = str(item.get("code", "")), str(item.get("subject", ""))
         word = code.removeprefix("device_").removeprefix(f"{subject}_").replace("_", " ")
         at = clock(item.get("since"), view) if item.get("since") else ""
         message = str(item.get("message") or "").removeprefix(f"{subject}: ")
-        message = f"({message})" if message else ""
-        yield clean(" ".join(part for part in (subject, word, at, message) if part)), clean(item.get("fix") or "")
+        alike.setdefault((word, at, f"({message})" if message else "", str(item.get("fix") or "")), []).append(subject)
+    for (word, at, message, fix), subjects in alike.items():
+        yield clean(" ".join(part for part in (", ".join(filter(None, subjects)), word, at, message) if part)), clean(fix)
 
 
 def _lost_devices(status: Json) -> Iterable[tuple[str, str]]:
