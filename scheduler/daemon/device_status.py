@@ -91,17 +91,18 @@ def missing_of(state: State) -> Iterator[Device]:
 def missing_detail(state: State, device: Device) -> DeviceDetail:
     """Of one that is missing: who still has a claim there."""
     facts = {name: getattr(device, name) for name in Device.model_fields}
-    return DeviceDetail(**facts, margin_bytes=0, claims=list(_claims(state, DeviceId(device.id))))
+    return DeviceDetail(**facts, margin_bytes=0, claims=list(_claims(state, DeviceId(device.id), measured=False)))
 
 
 def device_detail(state: State, info: DeviceInfo, now_s: float, wall_at: Callable[[float], float]) -> DeviceDetail:
     """One device with who holds what there and what it is linked with."""
     base = device_of(state, info, now_s, wall_at)
     facts = {name: getattr(base, name) for name in Device.model_fields}
-    return DeviceDetail(**facts, margin_bytes=info.margin_bytes, claims=list(_claims(state, info.id)), links=list(links_of(state, info)))
+    claims = list(_claims(state, info.id, measured=base.used_bytes is not None))
+    return DeviceDetail(**facts, margin_bytes=info.margin_bytes, claims=claims, links=list(links_of(state, info)))
 
 
-def _claims(state: State, device: DeviceId) -> Iterator[Claim]:
+def _claims(state: State, device: DeviceId, *, measured: bool) -> Iterator[Claim]:
     sample = state.samples.get(device)
     own = sample.own if sample else {}
     # An attached engine is found before it is taken in: it holds something, and claims nothing.
@@ -116,7 +117,7 @@ def _claims(state: State, device: DeviceId) -> Iterator[Claim]:
             phase=instance.phase.value,
             level=instance.level,
             claimed_bytes=claimed,
-            used_bytes=used,
+            used_bytes=used if measured else None,
         )
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from scheduler.api.schemas import Degraded, Device
+from scheduler.cli.render.devices import render_device
+from scheduler.cli.render.facts import View
 from scheduler.daemon.device_status import degraded_devices, device_detail, device_of, missing_detail, missing_of
 from scheduler.domain.claims import Claim
 from scheduler.domain.device import DeviceInfo, DeviceSample, Health, Stranger
@@ -127,6 +129,16 @@ def test_the_detail_names_claims_and_each_link_once_where_it_is_tightest() -> No
     assert detail.margin_bytes == world.devices[GPU0].margin_bytes
     alone = device_detail(state(card(0, islands=())), card(0, islands=()), NOW, lambda at: at)
     assert alone.links == []
+
+
+def test_nobody_uses_a_known_number_of_bytes_of_a_device_that_does_not_tell() -> None:
+    gone = sample(GPU0, health=Health.DRIVER_MISMATCH, used_bytes=0, free_bytes=0, foreign_bytes=0)
+    detail = device_detail(state(card(0), samples=(gone,)), card(0), NOW, lambda at: at)
+    assert [(s.instance, s.claimed_bytes, s.used_bytes) for s in detail.claims] == [("coder#0", 19 * GIB, None)]
+    words = render_device(detail.model_dump(), View(NOW, 80))
+    assert any(line.startswith("looked at   ") for line in words)
+    assert not any(line.startswith("measured") for line in words)
+    assert any("awake, not measured" in line for line in words)
 
 
 def test_a_claim_of_somebody_who_left_the_device_is_shown() -> None:

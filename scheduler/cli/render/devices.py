@@ -116,7 +116,7 @@ def _identity(device: Json, view: View) -> Iterator[tuple[str, str]]:
     if measured is not None:
         source = f" from {device['source']}" if device.get("source") else ""
         doubt = "; some processes have no number of their own, so theirs is inferred" if device.get("estimated") else ""
-        yield "measured", f"{age(measured)} ago{source}{doubt}"
+        yield "measured" if device.get("free_bytes") is not None else "looked at", f"{age(measured)} ago{source}{doubt}"
 
 
 class _Line(NamedTuple):
