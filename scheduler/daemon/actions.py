@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast, get_args
 
 from scheduler.api.schemas import Action, ActionError, Progress, SideEffect, Verb
+from scheduler.domain.claims import Source
 from scheduler.domain.errors import NotFound
 from scheduler.domain.ids import ACTION_CAUSE, ActionId, CauseId, ModelName, MoveId, instance_id, model_of
 from scheduler.domain.instance import Instance, Phase
@@ -78,7 +79,7 @@ class ActionBook:
             created_s=self._clock.monotonic(),
             before=before,
             level=level,
-            held_bytes=self._held(model),
+            held_bytes=self._held(model) or 0,
         )
         self._store(self._entries[action])
         for old in [e for e in self._entries.values() if e.ended.is_set()][: max(0, len(self._entries) - KEPT)]:
@@ -94,7 +95,8 @@ class ActionBook:
         entry.finished_at = self._clock.wall()
         entry.duration_s = round(self._clock.monotonic() - entry.created_s, 3)
         entry.after = self._state.instances.get(instance_id(entry.model))
-        entry.grown_bytes = self._held(entry.model) - entry.held_bytes
+        held = self._held(entry.model, guess=False)
+        entry.grown_bytes = 0 if held is None else held - entry.held_bytes
         entry.ended.set()
         self._store(entry)
 
@@ -181,13 +183,21 @@ class ActionBook:
             error=self._error(entry),
         )
 
-    def _held(self, model: ModelName) -> int:
-        """Bytes of a model now: what was measured in this phase, else its claim."""
+    def _held(self, model: ModelName, *, guess: bool = True) -> int | None:
+        """Bytes of a model now: what was measured in this phase, else when it was awake before, else its claim.
+
+        None without ``guess`` where that claim is an estimate for a first start, with room to spare.
+        """
         found = self._state.instances.get(instance_id(model))
         if found is None or not found.has_process:
             return 0
         measured = {d: b for d, b in self._state.measured_of(found.id).items() if self._state.samples[d].started_at_s >= found.since_s}
-        return sum(measured.values()) if measured else found.claim.total_bytes
+        facts = self._state.facts_of(model)
+        if measured or found.phase is not Phase.AWAKE:
+            return sum(measured.values()) if measured else found.claim.total_bytes
+        if facts.learned.awake_bytes:
+            return max(facts.learned.awake_bytes) * len(found.devices)
+        return found.claim.total_bytes if guess or facts.footprint.source is Source.DECLARED else None
 
     def _progress(self, entry: _Entry, now: Instance) -> Progress:
         elapsed = self._clock.monotonic() - entry.created_s

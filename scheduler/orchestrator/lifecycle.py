@@ -199,7 +199,7 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
     claim = instance.claim if instance.phase is Phase.WAKING else seated(ctx, instance)
     ctx.transition(instance.id, Ready(at_s=ctx.now_s, claim=claim))
     live.slow = live.refused = live.wake_lacked_room = False
-    live.held_bytes = 0
+    live.held_bytes = live.seen_bytes = 0
     if instance.phase is Phase.LAUNCHING:
         ctx.tell("started", instance.model, f"{instance.model} started in {human_seconds(took)}", seconds=round(took, 3))
     else:
@@ -377,7 +377,7 @@ def on_found(ctx: Context, event: Found) -> None:
         reason = Reason(Code.ADOPTED, "found serving after the daemon's restart") if restarted else instance.reason
         seq = ctx.transition(instance.id, ProbedAwake(at_s=ctx.now_s, claim=claim, reason=reason))
         live.slow = live.refused = False
-        live.held_bytes = 0
+        live.held_bytes = live.seen_bytes = 0
         live.inherited = restarted
         if event.golden:
             ctx.emit(SetGolden(launch=event.launch, golden=event.golden))

@@ -56,7 +56,8 @@ def _asleep(ctx: Context, instance: Instance, level: int, bytes_now: Mapping[Dev
     facts = ctx.state.facts_of(instance.model)
     live = ctx.state.live_of(instance.id)
     took = ctx.now_s - live.effect_at_s
-    freed = sum(instance.claim.device_bytes.values()) - sum(bytes_now.values())
+    freed = (live.seen_bytes or instance.claim.total_bytes) - sum(bytes_now.values())
+    live.seen_bytes = sum(bytes_now.values())
     facts.sleeps += 1
     live.unanswered_sleeps = 0
     ctx.state.vacated_s |= dict.fromkeys(instance.devices, ctx.now_s)
@@ -104,7 +105,7 @@ def _gone(ctx: Context, instance: Instance) -> None:
     facts = ctx.state.facts_of(instance.model)
     failed = live.exit_reason
     took = ctx.now_s - live.effect_at_s
-    freed = sum(instance.claim.device_bytes.values())
+    freed = live.seen_bytes or instance.claim.total_bytes
     ctx.state.vacated_s |= dict.fromkeys(instance.devices, ctx.now_s)
     if failed is None:
         if live.timed:
@@ -191,7 +192,7 @@ def learn(ctx: Context, instance: Instance) -> None:
             live.progress_at_s = ctx.now_s
     elif instance.phase in (Phase.AWAKE, Phase.DRAINING):
         if measured_since(ctx, instance, instance.since_s) is not None:
-            live.held_bytes = most
+            live.held_bytes, live.seen_bytes = most, sum(live.measured.values())
             _tell_growth(ctx, instance, most)
             _learn_awake(ctx, instance, most)
         elif not live.learned_run:  # taken during the start, and told only now

@@ -74,6 +74,7 @@ class Live:
     peak_bytes: int = 0  # most seen during the start in progress
     awake_bytes: int = 0  # most seen while awake in this run
     held_bytes: int = 0  # on the fullest device, seen last while it was awake; 0 = nobody has looked since it woke
+    seen_bytes: int = 0  # on all its devices, measured last where it is now, awake or asleep; 0 = nobody has looked since it is there
     known_bytes: int = 0  # while awake in this run, on the fullest device: as seen first, or as told last
     kv_bytes: int = 0  # of the present run, per device
     learned_run: bool = False

@@ -36,14 +36,14 @@ async def test_a_day_in_words(tmp_path: Path) -> None:
         seats = [line.split()[:3] for line in status if line.startswith(("nap", "plain"))]
         assert seats == [["nap", "awake", "cpu0"], ["plain", "awake", "cpu0"]]
 
-        assert re.match(r"slept nap: \d+ MiB freed in \d", await said(daemon, "sleep nap"))
+        assert re.match(r"slept nap at level 1: \d+ MiB freed in \d", await said(daemon, "sleep nap"))
         assert "nap  asleep 1  on cpu0" in await said(daemon, "status nap")
         assert re.match(r"woke nap on cpu0: \d+ MiB in \d", await said(daemon, "wake nap"))
         for words in ("sleep plain", "sleep nap --level 2"):
             assert "sleep_unsupported" in await said(daemon, words, code=6)
 
         before = await daemon.pid("plain")
-        assert (await said(daemon, "restart plain")).startswith("restarted plain on cpu0: ")
+        assert (await said(daemon, "restart plain")).startswith("restarted plain on cpu0 in ")
         assert await daemon.pid("plain") != before
         assert not alive(before)
         assert "freed in" in await said(daemon, "stop plain")

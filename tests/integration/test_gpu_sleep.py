@@ -51,6 +51,26 @@ async def test_asleep_is_what_a_measurement_says(world: GpuWorld, tmp_path: Path
         assert (await daemon.model("a"))["counters"]["wakes"] == 1
 
 
+async def test_what_an_action_tells_is_what_was_measured_and_where_it_ended(world: GpuWorld, tmp_path: Path) -> None:
+    """A first start claims a third more than it takes; and the host has no room for a copy."""
+    models = vllm(tmp_path, world, "a", footprint={})
+    async with gpu_house(tmp_path, world, models, host={"sleep_memory": "1GiB"}) as daemon:
+        code, out, _ = await daemon.cli("wake", "a")
+        assert (code, out.partition(" in ")[0]) == (0, "started a on gpu0")
+        await daemon.until_model("a", lambda model: model["claimed_bytes"] < 20 * GIB)  # it was measured
+        held = (await daemon.get("/control/v1/models/a"))["memory"]["measured_bytes"]
+        code, out, _ = await daemon.cli("sleep", "a", "--level", "1")
+        freed = f"{(held - GIB) / GIB:.1f} GiB freed"
+        assert code == 0
+        assert out.startswith(f"slept a at level 2: {freed} in ")
+        assert out.splitlines()[1] == "  not at level 1: hotseat status a says why"
+        assert next(e["text"] for e in await daemon.events() if e["kind"] == "asleep").startswith(f"slept a: {freed} in ")
+        code, out, _ = await daemon.cli("wake", "a")
+        assert (code, out.partition(" in ")[0]) == (0, f"woke a on gpu0: {(held - GIB) / GIB:.1f} GiB")
+        code, out, _ = await daemon.cli("sleep", "a", "--level", "2")
+        assert len(out.splitlines()) == 1
+
+
 def knobs_in_file(entry: dict[str, dict[str, Any]], file: Path) -> dict[str, dict[str, Any]]:
     """The same model, which reads its knobs from a file: they may change, as an engine's files do, while its definition stays."""
     [definition] = entry.values()

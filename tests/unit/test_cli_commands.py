@@ -131,7 +131,9 @@ def test_wake_prints_effect_and_undo(server: PlaneServer, run: Run) -> None:
 
 def test_sleep_and_stop_send_their_options(server: PlaneServer, run: Run) -> None:
     run("wake", SLASHED)
-    assert run("sleep", SLASHED, "--level", "2").out == f"slept {SLASHED}: 17.1 GiB freed in 2.9 s; undo: hotseat wake {SLASHED}\n"
+    assert (
+        run("sleep", SLASHED, "--level", "2").out == f"slept {SLASHED} at level 2: 17.1 GiB freed in 2.9 s; undo: hotseat wake {SLASHED}\n"
+    )
     assert run("wake", SLASHED).out == f"woke {SLASHED} on cpu0: 17.1 GiB in 2.9 s; undo: hotseat sleep {SLASHED}\n"
     assert run("stop", SLASHED, "--now").out == f"stopped {SLASHED}: 17.1 GiB freed in 2.9 s; undo: hotseat wake {SLASHED}\n"
     options = [options for _, _, options, _ in server.plane.acts]
@@ -145,7 +147,7 @@ def test_restart_and_what_else_was_touched(server: PlaneServer, run: Run) -> Non
     also = [{"model": "coder", "action": "put to sleep"}]
     server.do(lambda plane: plane.finish("a1", interrupted=2, changed=True, also=_effects(also)))
     assert action().out.splitlines() == [
-        "restarted gemma-8k on cpu0: in 2.9 s, 2 requests cut short; nothing to undo",
+        "restarted gemma-8k on cpu0 in 2.9 s, 2 requests cut short; nothing to undo",
         "  also: coder put to sleep",
     ]
 

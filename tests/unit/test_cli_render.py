@@ -191,7 +191,7 @@ def test_next_command(phase: str, expected: str) -> None:
 
 def test_a_restart_of_one_that_was_awake_tells_no_difference_in_bytes() -> None:
     action = {"model": "coder", "verb": "restart", "changed": True, "devices": ["gpu0"], "taken_bytes": 805306368, "duration_s": 6.5}
-    assert effect({**action, "from_phase": "awake"}) == ["restarted coder on gpu0: in 6.5 s; nothing to undo"]
+    assert effect({**action, "from_phase": "awake"}) == ["restarted coder on gpu0 in 6.5 s; nothing to undo"]
     assert effect({**action, "from_phase": "stopped"}) == ["restarted coder on gpu0: 768 MiB in 6.5 s; nothing to undo"]
 
 
@@ -200,7 +200,7 @@ def test_no_command_is_named_that_is_refused_for_somebody_elses_process() -> Non
     assert next_command({**theirs, "phase": "awake"}).startswith("hotseat sleep coder")
     assert next_command({**theirs, "phase": "failed"}) == "mend the cause, then hotseat wake coder (a request to it does the same)"
     began = {"model": "coder", "verb": "wake", "from_phase": "stopped", "changed": True, "attached": True, "duration_s": 0.2}
-    assert effect(began) == ["started coder: in 0.2 s; undo: hotseat sleep coder"]
+    assert effect(began) == ["started coder in 0.2 s; undo: hotseat sleep coder"]
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,25 @@ def just_awake(**more: object) -> Plain:
     return world
 
 
+def test_what_a_sleep_and_a_stop_are_said_to_free_was_measured() -> None:
+    """Its claim keeps the peak of its start: it frees less."""
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=2 * GIB, loading_bytes=3 * GIB, residue_bytes={1: GIB // 2}))
+    world.order("wake", "a")
+    world.settle()
+    assert world.state.claimed_on(DeviceId("gpu0")) == 3 * GIB
+    world.order("sleep", "a")
+    world.settle()
+    world.order("stop", "a")
+    world.settle()
+    words = [t.message.partition(" in ")[0] for t in world.told if t.kind in ("asleep", "stopped")]
+    assert words == ["slept a: 1.5 GiB freed", "stopped a: 512 MiB freed"]
+    world.order("wake", "a")
+    world.run(10)
+    world.order("stop", "a")
+    world.settle()
+    assert world.told[-1].message.startswith("stopped a: 2.0 GiB freed")
+
+
 def test_nobody_is_put_to_sleep_before_it_was_measured_awake() -> None:
     """Only what it held tells whether a sleep has freed anything: beside a large guess everything looks freed."""
     world = just_awake()

@@ -45,8 +45,14 @@ def run(context: Context) -> int:
     if action["state"] == "failed":
         raise _failure(action)
     if not args.json:
-        context.say([clean(action["id"])] if args.no_wait else effect(action))
+        context.say([clean(action["id"])] if args.no_wait else [*effect(action), *_other_level(action, body.get("level"))])
     return OK
+
+
+def _other_level(action: Any, asked: object) -> list[str]:
+    if asked is None or action.get("level") in (None, asked) or action.get("changed") is False:
+        return []
+    return [f"  not at level {asked}: hotseat status {clean(action['model'])} says why"]
 
 
 def _failure(action: Any) -> CliError:

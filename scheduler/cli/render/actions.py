@@ -12,7 +12,8 @@ def effect(action: Json) -> list[str]:
     if action.get("changed") is False:
         return [f"{name} is already {_state_word(action)}; nothing was done"]
     where = f" on {clean(','.join(action['devices']))}" if action.get("devices") and verb in ("wake", "restart") else ""
-    line = f"{_done_word(action)} {name}{where}: {_bytes(action)}in {duration(action.get('duration_s'))}"
+    level = f" at level {action['level']}" if action["verb"] == "sleep" and action.get("level") is not None else ""
+    line = f"{_done_word(action)} {name}{where}{level}{_bytes(action)} in {duration(action.get('duration_s'))}"
     cut = action.get("interrupted") or 0
     if cut:
         line += f", {cut} request{'' if cut == 1 else 's'} cut short"
@@ -33,9 +34,9 @@ def _done_word(action: Json) -> str:
 
 def _bytes(action: Json) -> str:
     if action.get("freed_bytes") is not None and action["verb"] in ("sleep", "stop"):
-        return f"{size(action['freed_bytes'])} freed "
+        return f": {size(action['freed_bytes'])} freed"
     if action.get("taken_bytes") is not None and (action["verb"] == "wake" or (action["verb"] == "restart" and _was_empty(action))):
-        return f"{size(action['taken_bytes'])} "
+        return f": {size(action['taken_bytes'])}"
     return ""
 
 
