@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scheduler.cli.context import Context
 from scheduler.cli.failure import INTERRUPTED, PIPE_CLOSED, CliError
 from scheduler.cli.parsing import parse
-from scheduler.cli.render.text import clean
+from scheduler.cli.render.text import clean, wrap
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,9 +42,16 @@ def _never_fail_to_print() -> None:
 
 
 def _explain(error: CliError) -> None:
-    lines = [f"hotseat: {clean(error.message)}", *(f"  {clean(line)}" for line in error.detail)]
+    columns = None
+    if sys.stderr.isatty():
+        import shutil  # it brings the compression modules with it, and pipes need none of them
+
+        columns = shutil.get_terminal_size((80, 24)).columns
+    lines = wrap(f"hotseat: {clean(error.message)}", columns, " " * 9)
+    for line in error.detail:
+        lines += wrap(f"  {clean(line)}", columns, "    ")
     if error.fix:
-        lines.append(f"fix: {clean(error.fix)}")
+        lines += wrap(f"fix: {clean(error.fix)}", columns, " " * 5)
     sys.stderr.write("".join(f"{line}\n" for line in lines))
     sys.stderr.flush()
 

@@ -129,10 +129,10 @@ def overview() -> str:
         "commands:",
     ]
     lines += [f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS]
-    lines += ["", "also understood: ps (status), start (wake), list (models ls), model (models), device (devices)"]
+    lines += ["", "also understood: ps (status), start (wake), list (models ls), model (models),", "device (devices)"]
     lines += ["", "first steps:", "  hotseat doctor", "  hotseat serve --config hotseat.yaml", "  hotseat status -w", ""]
-    lines += ["hotseat COMMAND --help explains a command. Exit codes: 0 ok, 1 failed, 2 usage, 3 daemon unreachable, 4 not found,"]
-    lines += ["5 not permitted, 6 conflict or wrong state, 7 refused."]
+    lines += ["hotseat COMMAND --help explains a command. Exit codes: 0 ok, 1 failed, 2 usage,"]
+    lines += ["3 daemon unreachable, 4 not found, 5 not permitted, 6 conflict or wrong state,", "7 refused."]
     return "\n".join(lines)
 
 

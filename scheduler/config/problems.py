@@ -31,7 +31,7 @@ CODES: Mapping[str, str] = {
     "env_file": "A line of an env file is not NAME=VALUE.",
 }
 
-_WINDOW = 120  # characters of an offending line that are shown
+_WINDOW = 68  # characters of an offending line that are shown: with what stands around them, the width of a terminal
 _WORD = re.compile(r"[\w.-]+")
 _SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
 _VALUE = re.compile(r"[\"']?\s*[:=,]\s*([^\s,}\]#][^,}\]#]*)")

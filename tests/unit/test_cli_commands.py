@@ -328,6 +328,17 @@ def test_a_temporary_refusal_is_1(server: PlaneServer, run: Run) -> None:
     assert ran.err == "hotseat: the store cannot commit\nfix: free some space\n"
 
 
+def test_an_error_is_no_wider_than_the_terminal(server: PlaneServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, fix = "the store cannot commit " * 6, "free some space " * 8
+    server.plane.break_with = Temporary(text.strip(), retry_after_s=5, code="store_unavailable", fix=fix.strip())
+    assert len(run("status").err.splitlines()) == 2, "in a pipe nothing is broken"
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    lines = run("status").err.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert " ".join(" ".join(lines).split()) == f"hotseat: {text.strip()} fix: {fix.strip()}"
+
+
 def test_changes_over_tcp_are_not_permitted(server: PlaneServer, run: Run) -> None:
     assert run("status", "--url", server.url).code == 0
     ran = run("wake", "gemma-8k", "--url", server.url)

@@ -45,6 +45,26 @@ def test_a_valid_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(capsys.readouterr().out)["models"] == ["small"]
 
 
+def test_nothing_is_wider_than_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = f"  {'m' * 30}: {{engine: llamacpp, description: {'words ' * 20}, models: {'x' * 40}, flavour: {'y' * 40}}}\n"
+    for text in (GOOD, GOOD + long):
+        path = write(tmp_path, text)
+        cli.main(["config", "check", path])
+        whole = capsys.readouterr().out
+        with monkeypatch.context() as terminal:
+            terminal.setattr(sys.stdout, "isatty", lambda: True)
+            cli.main(["config", "check", path])
+        drawn = capsys.readouterr().out
+        assert [line for line in drawn.splitlines() if len(line) > 80] == []
+        assert max(map(len, whole.splitlines())) > 80, "in a pipe nothing is broken"
+        carets = [at for at, line in enumerate(drawn.splitlines()) if line.strip() == "^"]
+        assert bool(carets) is (text != GOOD)
+        for at in carets:
+            shown, caret = drawn.splitlines()[at - 1 : at + 1]
+            assert shown[caret.index("^")] in "mf", (shown, caret)
+
+
 def test_all_errors_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, GOOD.replace("2GiB", "2G") + "  other: {engine: vlm, modle: x}\n")
     assert cli.main(["config", "check", path]) == 1

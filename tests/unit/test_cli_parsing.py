@@ -84,6 +84,7 @@ def test_mistakes_are_usage_errors_that_name_the_way_on(line: str, words: str) -
 def test_the_overview_names_every_command(line: str) -> None:
     text = parse(line.split()).text
     assert all(f"  {command.name} " in text for command in COMMANDS)
+    assert [line for line in text.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

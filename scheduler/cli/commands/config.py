@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scheduler.cli.context import Context
+from scheduler.cli.render.text import wrap
 
 if TYPE_CHECKING:  # the schema is worth half a second: not for --help
     from scheduler.config.problems import ConfigInvalid
@@ -35,6 +36,15 @@ def _remarks(result: "Loaded | ConfigInvalid") -> "list[Remark]":
     return remarks(result) if isinstance(result, Loaded) else []
 
 
+def _fitted(lines: list[str], columns: int | None) -> list[str]:
+    """Broken at blanks where the terminal ends, but for lines of the file: the caret below them shows a place."""
+    return [part for line in lines for part in ([line] if line.startswith("    ") else wrap(line, columns, _below(line)))]
+
+
+def _below(line: str) -> str:
+    return " " * 7 if line.startswith("  fix: ") else "  "
+
+
 def run(context: Context) -> int:
     """0 = valid, 1 = not; all errors at once."""
     from scheduler.config.report import check_json, check_text, exit_code
@@ -44,5 +54,5 @@ def run(context: Context) -> int:
     if context.args.json:
         context.say_json(check_json(result, found))
     else:
-        context.say(check_text(result, found).splitlines())
+        context.say(_fitted(check_text(result, found).splitlines(), context.columns()))
     return exit_code(result)
