@@ -341,3 +341,21 @@ def test_somebody_elses_engine_that_was_not_there_is_looked_for_again_soon() -> 
     (second,) = world.ask("a")
     world.settle()
     assert second.end == "ok", "it was started meanwhile; nobody waits a quarter of an hour for what costs nothing"
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+def test_who_ignores_term_is_killed_after_its_time_and_the_next_request_is_served(asleep: bool) -> None:
+    world = Plain({"gpu0": 24}, policy=Policy(term_grace_s=7.0), a=Behaviour(awake_bytes=16 * GIB, term_s=NEVER), b=Behaviour(**STOPPER))  # type: ignore[arg-type]
+    world.ask("a")
+    world.settle()
+    if asleep:
+        world.order("sleep", "a")
+        world.settle()
+    world.order("stop", "a")
+    world.settle()
+    (told,) = world.when("Stop", "a")
+    assert world.when("Kill", "a") == [told + 7.0]
+    for model in "ba":
+        world.ask(model)
+        world.settle()
+    assert set(world.ends()) == {"ok"}

@@ -1,6 +1,7 @@
-"""What the supervisor concludes from its looks: after a lost request, and before an engine counts as ready."""
+"""What the supervisor concludes from its looks: after a lost request, before an engine counts as ready, and at the end of its group."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,14 +12,24 @@ from scheduler.domain.claims import Footprint, Source
 from scheduler.domain.ids import InstanceId, LaunchId
 from scheduler.domain.launch import LaunchRecord
 from scheduler.domain.model import ModelSpec
-from scheduler.domain.reasons import Code
-from scheduler.orchestrator.effects import CheckNow, Find, Wake
-from scheduler.orchestrator.events import EngineExited, EngineReady, EngineRefused, EngineSlow, Found, Happening, StartProgressed, WakeSent
+from scheduler.domain.reasons import Code, Reason
+from scheduler.orchestrator.effects import CheckNow, Find, Stop, Wake
+from scheduler.orchestrator.events import (
+    EngineExited,
+    EngineReady,
+    EngineRefused,
+    EngineSlow,
+    Found,
+    GroupEmpty,
+    Happening,
+    StartProgressed,
+    WakeSent,
+)
 from scheduler.orchestrator.parts import Parts
 from scheduler.orchestrator.rounds import HEALTH_EVERY_S
 from scheduler.orchestrator.supervisor import Supervisor
 from scheduler.ports.engine import Answer, Endpoint, Probe
-from scheduler.ports.launcher import ExitInfo, ProcessHandle
+from scheduler.ports.launcher import ExitInfo, Owned, ProcessHandle
 from scheduler.simulator.virtual_time import VirtualClock, elapse
 
 pytestmark = pytest.mark.virtual_time
@@ -38,6 +49,9 @@ class Scripted:
 
     async def wake(self, endpoint: Endpoint, level: int, timeout_s: float) -> None:
         """At once."""
+
+    def explain_exit(self, ended: ExitInfo, tail: Sequence[str]) -> Reason:
+        return Reason(Code.CRASHED)
 
     async def probe(self, endpoint: Endpoint, timeout_s: float) -> Probe:
         self.probes += 1
@@ -59,11 +73,11 @@ class Ports:
     """A launcher whose engine does not end, and holds its port or not; the last answer stays."""
 
     def __init__(self, *owned: bool) -> None:
-        self.owned = list(owned)
+        self.ours = list(owned)
         self.active = [0]
 
     async def owns_port(self, handle: ProcessHandle, port: int) -> bool:
-        return self.owned.pop(0) if len(self.owned) > 1 else self.owned[0]
+        return self.ours.pop(0) if len(self.ours) > 1 else self.ours[0]
 
     async def activity(self, handle: ProcessHandle, log_path: str) -> int:
         return self.active.pop(0) if len(self.active) > 1 else self.active[0]
@@ -133,6 +147,21 @@ async def test_a_healthy_engine_is_looked_at_now_and_then_and_nothing_is_said(vi
     assert len(said) == 1
 
 
+class Theirs(Scripted):
+    """Somebody else's engine. Awake once it was woken."""
+
+    def __init__(self, *answers: Answer) -> None:
+        super().__init__(*answers)
+        self.woken = 0
+
+    def port(self, spec: ModelSpec) -> int:
+        raise AssertionError("it was taken in already")
+
+    async def wake(self, endpoint: Endpoint, level: int, timeout_s: float) -> None:
+        self.woken += 1
+        self.answers = [READY]
+
+
 # --- is it our engine that answers? ---------------------------------------------------------------------------------
 
 
@@ -158,6 +187,23 @@ async def test_a_stranger_goes_on_answering(virtual_clock: VirtualClock, answer:
     assert ended.reason.code is Code.PORT_TAKEN
 
 
+@pytest.mark.parametrize("answer", [READY, Answer.ASLEEP])
+async def test_a_stranger_on_the_port_of_an_adopted_engine_is_not_taken_for_it(virtual_clock: VirtualClock, answer: Answer) -> None:
+    """It answers as ours would; only who holds the port tells them apart."""
+    said: list[Happening] = []
+    ports = Ports(False)
+    supervisor = Supervisor(IID, parts_of(virtual_clock, Theirs(answer), ports), said.append)
+    supervisor.adopt(replace(record(), pid=2, start_ticks=3))
+    finding = asyncio.create_task(supervisor.carry_out(Find(instance=IID, launch=LaunchId(1), seq=1, started_before=False)))
+    await elapse(20.0)
+    assert said == []
+    ports.ours = [True]
+    await elapse(2.0)
+    await supervisor.close()
+    await asyncio.wait([finding])
+    assert [type(event) for event in said] == [Found]
+
+
 @pytest.mark.parametrize("answer", [READY, STARTING, BROKEN])
 async def test_an_engine_that_ends_between_two_looks_is_no_stranger(virtual_clock: VirtualClock, answer: Answer) -> None:
     """Its last answer came, then nobody listened: how it ended is told by its exit, and it is not called ready."""
@@ -175,21 +221,6 @@ async def test_an_engine_of_ours_is_ready_when_it_says_so(virtual_clock: Virtual
     assert [type(event) for event in said] == [EngineReady]
 
 
-class Theirs(Scripted):
-    """Somebody else's engine. Awake once it was woken."""
-
-    def __init__(self, *answers: Answer) -> None:
-        super().__init__(*answers)
-        self.woken = 0
-
-    def port(self, spec: ModelSpec) -> int:
-        raise AssertionError("it was taken in already")
-
-    async def wake(self, endpoint: Endpoint, level: int, timeout_s: float) -> None:
-        self.woken += 1
-        self.answers = [READY]
-
-
 @pytest.mark.parametrize("source", [Source.ESTIMATED, Source.DECLARED, Source.MEASURED])
 async def test_a_sleeper_of_somebody_else_is_woken_when_it_is_known_what_it_takes(virtual_clock: VirtualClock, source: Source) -> None:
     said: list[Happening] = []
@@ -204,3 +235,39 @@ async def test_a_sleeper_of_somebody_else_is_woken_when_it_is_known_what_it_take
     assert engine.woken == known
     assert any(isinstance(event, EngineReady) for event in said) == known
     assert [event.reason.code for event in said if isinstance(event, EngineExited)] == ([] if known else [Code.ENGINE_LOST])
+
+
+# --- the end of a group -------------------------------------------------------------------------------------------------
+
+
+class Left(Ports):
+    """The leader ended while no daemon looked, and its session with it; one that had left that session carries the token on."""
+
+    def __init__(self) -> None:
+        super().__init__(False)
+        self.stray = ProcessHandle(boot_id="", pid=7, start_ticks=8)
+        self.ended: list[ProcessHandle] = []
+
+    async def wait_leader(self, handle: ProcessHandle) -> ExitInfo:
+        return ExitInfo()
+
+    async def members(self, handle: ProcessHandle) -> frozenset[int]:
+        return frozenset()
+
+    async def terminate(self, handle: ProcessHandle, *, kill: bool) -> None:
+        self.ended.append(handle)
+
+    async def owned(self, state_uuid: str) -> list[Owned]:
+        others = Owned(handle=ProcessHandle(boot_id="", pid=9, start_ticks=9), token="u:2")
+        return [others] if self.stray in self.ended else [others, Owned(handle=self.stray, token="u:1")]
+
+
+async def test_what_left_its_leaders_session_is_ended_by_its_token_before_the_group_is_called_empty(virtual_clock: VirtualClock) -> None:
+    said: list[Happening] = []
+    launcher = Left()
+    supervisor = Supervisor(IID, parts_of(virtual_clock, Scripted(REFUSED), launcher), said.append)
+    supervisor.adopt(replace(record(), pid=2, start_ticks=3, token="u:1"))
+    await supervisor.carry_out(Stop(instance=IID, launch=LaunchId(1), seq=1, kill=False))
+    await supervisor.close()
+    assert [event for event in said if isinstance(event, GroupEmpty)]
+    assert [handle.pid for handle in launcher.ended] == [2, 7], "the group, what it left behind, and nobody else"
