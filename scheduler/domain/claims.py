@@ -58,6 +58,10 @@ class Footprint:
         """Device bytes to claim while awake."""
         return self._cautious(self.awake_bytes)
 
+    def caution_bytes(self) -> int:
+        """The part of :meth:`launch_bytes` that is there only because nothing was measured."""
+        return self.launch_bytes() - max(self.awake_bytes, self.start_peak_bytes)
+
     def _cautious(self, value_bytes: int) -> int:
         if self.source is not Source.ESTIMATED:
             return value_bytes

@@ -235,7 +235,8 @@ def _ever_fits(state: State, goal: Target) -> bool:
 
 
 def _what_fits(state: State, footprint: Footprint, sets: tuple[tuple[DeviceId, ...], ...], need: int, *, starts: bool) -> int:
-    """Where even an empty device is too small: less KV cache at a start, down to one request of full length.
+    """Where even an empty device is too small: less KV cache at a start, down to one request of full length, and less to spare for
+    what an estimate may have missed: whoever starts there has the device to itself.
 
     Room for growth beyond what was measured yields before that: what ran there once fits again, also when it grew into the margin.
     """
@@ -244,7 +245,7 @@ def _what_fits(state: State, footprint: Footprint, sets: tuple[tuple[DeviceId, .
         measured = int(need / GROWTH)
         ran_there = any(all(measured <= state.devices[d].usable_bytes for d in devices) for devices in sets)
         need = largest if ran_there else max(largest, measured)
-    spare = footprint.kv_bytes - footprint.kv_min_bytes if starts else 0
+    spare = footprint.kv_bytes - footprint.kv_min_bytes + footprint.caution_bytes() if starts else 0
     return max(largest, need - spare) if need > largest else need
 
 

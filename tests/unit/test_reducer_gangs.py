@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.claims import even_claim
+from scheduler.domain.claims import Footprint, Source, even_claim
 from scheduler.domain.device import DeviceInfo, Health
 from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.model import DeviceWish
@@ -161,6 +161,25 @@ def test_kv_cache_is_not_shrunk_where_there_is_room_for_all_of_it() -> None:
     world.ask("a")
     world.settle()
     assert world.procs[world.instance("a").id].life.behaviour.kv_bytes == 12 * GIB
+
+
+@pytest.mark.parametrize(("awake_gib", "end"), [(17, "ok"), (21, "ok"), (26, "ok"), (27, "does_not_fit")])
+def test_an_estimate_is_taken_with_less_to_spare_where_the_device_is_too_small_for_all_of_it(awake_gib: int, end: str) -> None:
+    """Four of these GiB are KV cache, of which one is needed: with all to spare, what is larger than 21 GiB would never start."""
+    world = Plain({"gpu0": 24}, a=Behaviour(awake_bytes=awake_gib * GIB, kv_bytes=4 * GIB, kv_min_bytes=GIB), b=Behaviour(awake_bytes=GIB))
+    world.ask("b")
+    world.settle()
+    guess = Footprint(awake_bytes=awake_gib * GIB, kv_bytes=4 * GIB, kv_min_bytes=GIB, source=Source.ESTIMATED)
+    world.state.facts_of(ModelName("a")).guess = guess
+    (client,) = world.ask("a")
+    world.run_until(lambda: world.phase("a") == "launching" or client.end != "held")
+    if end == "ok":
+        room = world.infos[0].capacity_bytes - world.infos[0].margin_bytes
+        assert world.instance("a").claim.on(DeviceId("gpu0")) == min(guess.launch_bytes(), room)
+    world.settle()
+    assert client.end == end
+    assert not world.overflows
+    assert client.error is None or client.error.message.startswith("a needs 24.0 GiB (1.0 GiB KV")
 
 
 def test_kv_cache_never_shrinks_below_one_request_and_the_refusal_has_the_numbers() -> None:
