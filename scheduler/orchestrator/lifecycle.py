@@ -395,6 +395,8 @@ def on_found(ctx: Context, event: Found) -> None:
         if failed >= 2 or (failed and live.wake_sent and not live.wake_lacked_room):  # only for want of room it is worth a second try
             times = "" if failed == 1 else f" {failed} times"
             stop_now(ctx, instance.id, Reason(Code.WAKE_FAILED, f"it could not be woken{times}: started afresh"), "retry")
+        elif restarted:
+            ctx.tell("adopted", instance.model, f"{instance.model} is adopted asleep at level {level}: its engine kept running")
     elif event.state == "launching" and instance.launch_deadline_s is not None:
         ctx.transition(instance.id, ProbedLaunching(at_s=ctx.now_s))
         if live.launched_at_s is not None:  # the same start goes on: it is timed from its beginning

@@ -163,6 +163,7 @@ async def test_a_sleeper_is_adopted_asleep_and_the_dead_are_not_adopted(tmp_path
         await daemon.start()
         asleep = await daemon.until("sleeps", "asleep")
         assert (asleep["level"], asleep["instances"][0]["pid"]) == (1, pids["sleeps"])
+        assert sorted(await daemon.told(2, "adopted")) == [("adopted", "lives"), ("adopted", "sleeps")]
         await daemon.until_model("sleeps", lambda sleeps: sleeps["claimed_bytes"] < 60 * MIB)  # once it was measured
         assert [status for status, _ in await asyncio.gather(*(daemon.chat(name) for name in names))] == [200] * 3
         assert {name for name in names if await daemon.pid(name) == pids[name]} == {"sleeps", "lives"}
