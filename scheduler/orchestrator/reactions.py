@@ -361,7 +361,7 @@ def _open(ctx: Context, model: ModelName, fits: Fits) -> None:
     by_hold = state.wanted(model)
     operator = bool(holds) and all(hold.action is not None for hold in holds)
     cause = _cause(ctx, model)
-    away = ", ".join(f"{leave.seat.model} to {leave.exit.goal}" for leave in fits.leaves)
+    away = ", ".join(f"{leave.seat.model} to {str(leave.exit.goal).replace(':', ' ')}" for leave in fits.leaves)
     freed = sum(sum(leave.exit.claim_freed.values()) for leave in fits.leaves)
     code = Code.ASKED if operator else Code.REQUESTED if by_hold else Code.ALWAYS
     why = "asked for by an operator" if operator else _asked_by(len(holds)) if by_hold else "configured awake: always"

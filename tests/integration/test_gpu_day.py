@@ -32,7 +32,7 @@ async def counters(daemon: GpuHouse, name: str) -> dict[str, int]:
 async def victim_of(daemon: GpuHouse, model: str) -> str:
     """Whoever made room for ``model``, as the story of ``model``, the victim's story and the status tell it with one sentence."""
     _, story, _ = await daemon.cli("story", model)
-    move = rf"{model} on (gpu\d): asked for by a request; puts away (\w) to asleep:1 \(1\d\.\d GiB\)"
+    move = rf"{model} on (gpu\d): asked for by a request; puts away (\w) to asleep 1 \(1\d\.\d GiB\)"
     found = re.search(rf"launching .* requested: ({move})", story)
     assert found is not None, story
     sentence, device, victim = found.groups()
