@@ -267,11 +267,12 @@ class DeviceDetail(Device):
 
 
 class Memory(Schema):
-    """What the model takes per device. ``source`` says which number counts now; null = nothing is known yet.
+    """What the model takes on each of its ``devices``. ``source`` says which number counts now; null = nothing is known yet.
 
     ``residue_bytes`` maps a sleep level to what a sleeper keeps.
     """
 
+    devices: int = 1
     source: Literal["declared", "estimated", "measured"] | None = None
     measured_bytes: int | None = None
     estimated_bytes: int | None = None

@@ -121,7 +121,9 @@ class DaemonPlane:
     def _memory(self, model: ModelName) -> Memory:
         facts = self._state.facts_of(model)
         footprint: Footprint = facts.footprint
+        spec = self._state.models.get(model)
         return Memory(
+            devices=spec.devices.count if spec is not None else 1,
             source=footprint.source.value,
             measured_bytes=max(facts.learned.awake_bytes, default=None),
             estimated_bytes=facts.guess.awake_bytes,

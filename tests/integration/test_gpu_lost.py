@@ -100,6 +100,9 @@ async def test_a_gang_with_one_lost_member_frees_the_other_and_waits_for_its_ret
         await daemon.until_model("gang", lambda gang: gang["held"] == 1)
         assert (await daemon.chat("single"))[0] == 200, "the healthy member is a seat like others"
         assert (await daemon.model("single"))["devices"] == ["gpu0"]
+        card = (await daemon.cli("status", "gang"))[1]
+        assert "memory      on each of 2 devices " in card
+        assert "next        it comes as soon as nothing is in its way" in card
         status, text = await daemon.chat("gang", headers={"x-hotseat-max-wait": "3"})
         assert (status, "gpu1 is lost" in text) == (503, True), text
         assert not kept.done()

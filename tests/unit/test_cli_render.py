@@ -16,6 +16,7 @@ from scheduler.cli.render.card import next_command, render_card, render_model
 from scheduler.cli.render.facts import View, age, clock, duration, state
 from scheduler.cli.render.status import render_status
 from scheduler.cli.render.text import Style, clean, fit, fit_middle, pad, width, wrap
+from scheduler.domain.units import GIB
 from tests.support import worlds
 from tests.support.fake_plane import T0
 
@@ -187,6 +188,22 @@ def test_the_headline_of_a_card_is_broken_between_its_parts_and_keeps_its_colour
 )
 def test_next_command(phase: str, expected: str) -> None:
     assert next_command({"name": "coder", "phase": phase}) == expected
+
+
+@pytest.mark.parametrize("phase", ["stopped", "asleep"])
+def test_one_that_waits_already_is_not_to_be_woken(phase: str) -> None:
+    waiting = {"name": "coder", "phase": phase, "reason": {"code": "waiting_memory", "text": "10.1 GiB short"}}
+    assert next_command(waiting) == "it comes as soon as nothing is in its way; hotseat devices shows who holds what"
+
+
+def test_the_memory_of_a_model_on_two_cards_says_what_is_of_each_and_what_of_both() -> None:
+    known = {"devices": 2, "measured_bytes": 18 * GIB, "estimated_bytes": 22 * GIB, "source": "measured"}
+    model = {"name": "coder", "phase": "awake", "memory": known, "claimed_bytes": 38 * GIB, "used_bytes": 36 * GIB}
+    lines = render_card(model, View(T0, None, zone=UTC))
+    expected = "memory      on each of 2 devices measured 18.0 GiB (estimated 22.0 GiB); claims 38.0 GiB now, uses 36.0 GiB, together"
+    assert expected in lines
+    stopped = {**model, "phase": "stopped", "claimed_bytes": 0, "memory": {**known, "measured_bytes": None}}
+    assert "memory      on each of 2 devices estimated 22.0 GiB, never measured" in render_card(stopped, View(T0, None, zone=UTC))
 
 
 def test_a_restart_of_one_that_was_awake_tells_no_difference_in_bytes() -> None:

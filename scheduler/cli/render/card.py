@@ -90,6 +90,11 @@ def _memory(model: Json) -> Iterable[tuple[str, str]]:
     if model.get("claimed_bytes"):
         used = f", uses {size(model['used_bytes'])}" if model.get("used_bytes") is not None else ""
         parts.append(f"claims {size(model['claimed_bytes'])} now{used}")
+    count = known.get("devices") or 1
+    if count > 1:
+        parts[0] = f"on each of {count} devices {parts[0]}"
+        if model.get("claimed_bytes"):
+            parts[-1] += ", together"
     yield "memory", "; ".join(parts)
 
 
@@ -163,6 +168,8 @@ def next_command(model: Json) -> str:
         return f"hotseat sleep {name} makes room; its process is not hotseat's to end"
     if phase in ("awake", "draining"):
         return f"hotseat stop {name} gives back {size(model.get('used_bytes') or model.get('claimed_bytes'))}"
+    if phase in ("stopped", "asleep") and (model.get("reason") or {}).get("code") in _WAITS:
+        return "it comes as soon as nothing is in its way; hotseat devices shows who holds what"
     if phase in ("stopped", "asleep"):
         return f"hotseat wake {name} (a request to it does the same)"
     return f"hotseat story {name}"
