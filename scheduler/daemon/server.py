@@ -137,7 +137,8 @@ class Server:
         policy = local_policy([listen.host for listen in settings.listen])
         sockets.append(bind_control_socket(settings.state_dir / CONTROL_SOCKET, policy.group_gid))
         kernel = self._house.kernel
-        await kernel.start(self._loaded.models, host_limit_bytes(settings))
+        unused = {device for device, said in settings.overrides.items() if not said.use}
+        await kernel.start(self._loaded.models, host_limit_bytes(settings), unused)
         self._self_check.begin(kernel.state)
         for crowd in crowds(kernel.state):
             log.warning("%s (%s)", crowd.text, crowd.fix)

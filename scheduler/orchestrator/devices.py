@@ -98,7 +98,8 @@ def miss(state: State, device: DeviceId, info: DeviceInfo | None = None) -> None
     """Say that a device that was known is not there."""
     name = f" ({info.name})" if info is not None else ""
     text = f"{device}{name} was there before and is not now"
-    fix = "look at the kernel log (dmesg) and at `nvidia-smi`; models that may sit elsewhere do"
+    gone = "if it was taken out for good, say use: false of it in devices.override and restart hotseat"
+    fix = f"look at the kernel log (dmesg) and at `nvidia-smi`; {gone}"
     state.degraded[f"device_missing:{device}"] = (text, fix, state.wall)
 
 

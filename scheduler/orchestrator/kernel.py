@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from scheduler.domain.claims import Footprint
 from scheduler.domain.device import DeviceInfo
 from scheduler.domain.errors import HotseatError
-from scheduler.domain.ids import CauseId, ModelName, instance_id
+from scheduler.domain.ids import CauseId, DeviceId, ModelName, instance_id
 from scheduler.domain.instance import ConfigChanged, Phase
 from scheduler.domain.model import ModelSpec
 from scheduler.domain.reasons import Code, Reason
@@ -87,15 +87,17 @@ class Kernel:
             self.hooks.broken(error)
         self.applier.apply(effects)
 
-    async def start(self, models: Mapping[ModelName, ModelSpec], host_limit_bytes: int = 0) -> None:
-        """Recover from the journal, take one fresh sample, and run."""
+    async def start(
+        self, models: Mapping[ModelName, ModelSpec], host_limit_bytes: int = 0, unused: Collection[DeviceId] = frozenset()
+    ) -> None:
+        """Recover from the journal, take one fresh sample, and run. Nobody misses the devices that are ``unused``."""
         state, parts = self.state, self.parts
         state.host_limit_bytes = host_limit_bytes
         changed = await self._register(models)
         for source in parts.sources:
             for info in await self.devices_of(source):
                 state.devices[info.id] = info
-        await self._note_missing()
+        await self._note_missing(unused)
         registry = await self.registry_event(models)
         await parts.writer.submit(next_epoch, "epoch")
         await parts.writer.submit(lambda conn: close_moves(conn, parts.clock.wall()), "moves")
@@ -157,11 +159,11 @@ class Kernel:
         if len(self._families) > before:
             self.post(await self.registry_event(self.state.models))
 
-    async def _note_missing(self) -> None:
-        """Devices that an earlier daemon knew and this one does not find are shown, not forgotten."""
+    async def _note_missing(self, unused: Collection[DeviceId]) -> None:
+        """Devices that an earlier daemon knew and this one does not find are shown, not forgotten, unless they are not to be used."""
         for kind in {source.kind for source in self.parts.sources} - NAMED_BY_FILE:
             known = await self.parts.writer.submit(partial(load_devices, kind=kind), "devices")
-            for device in sorted(set(known.values()) - self.state.devices.keys()):
+            for device in sorted(set(known.values()) - self.state.devices.keys() - set(unused)):
                 devices.miss(self.state, device)
 
     # --- the registry -----------------------------------------------------------------------------------------------

@@ -174,6 +174,15 @@ async def test_mig_instances_are_seats_and_are_built_anew_while_the_daemon_runs(
         assert "device_lost: gpu0m0" in (await daemon.cli("story", "a"))[1], "told by a measurement or by the list, whichever came first"
         assert "! gpu0m0 missing" in (await daemon.cli("devices"))[1]
         assert await daemon.told(1, "device_missing") == [("device_missing", "gpu0m0")], "by both, and once"
+        for use in (True, False):
+            await daemon.terminate()
+            daemon.settings["devices"] = {"headroom": "0%", "override": {"gpu0m0": {"use": use}}}
+            await daemon.start()
+            code, out, _ = await daemon.cli("devices")
+            assert code == 0
+            assert ("! gpu0m0 missing" in out) is use, "whoever took it out for good says so once"
+            assert ("gpu0m0" in out) is use
+            assert not use or "use: false" in out
 
 
 async def test_cards_for_one_process_change_hands_by_stop_and_start(world: GpuWorld, tmp_path: Path) -> None:

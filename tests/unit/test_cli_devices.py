@@ -70,6 +70,10 @@ def test_what_ails_several_cards_alike_is_said_once() -> None:
     degraded = [{**trouble, "subject": card["id"]} for card in cards]
     lines = render_devices({"devices": cards, "degraded": degraded}, View(T0, None, zone=UTC))
     assert lines[:2] == ["! gpu0, gpu1, gpu2 driver mismatch 00:53 (library and module differ)", "  fix: reboot"]
+    gone = {"code": "device_missing", "fix": "look", "since": T0}
+    missing = [{**gone, "subject": card["id"], "message": f"{card['id']} was there before"} for card in cards]
+    lines = render_devices({"devices": cards, "degraded": missing}, View(T0, None, zone=UTC))
+    assert lines[:2] == ["! gpu0, gpu1, gpu2 missing 00:53 (was there before)", "  fix: look"]
     degraded[1]["since"] = T0 + 60
     told = [line for line in render_devices({"devices": cards, "degraded": degraded}, View(T0, None, zone=UTC)) if line[0] == "!"]
     assert [line.partition(" (")[0] for line in told] == ["! gpu0, gpu2 driver mismatch 00:53", "! gpu1 driver mismatch 00:54"]

@@ -122,7 +122,7 @@ def _degraded(status: Json, view: View) -> Iterable[tuple[str, str]]:
         code, subject = str(item.get("code", "")), str(item.get("subject", ""))
         word = code.removeprefix("device_").removeprefix(f"{subject}_").replace("_", " ")
         at = clock(item.get("since"), view) if item.get("since") else ""
-        message = str(item.get("message") or "").removeprefix(f"{subject}: ")
+        message = str(item.get("message") or "").removeprefix(f"{subject}: ").removeprefix(f"{subject} ")
         alike.setdefault((word, at, f"({message})" if message else "", str(item.get("fix") or "")), []).append(subject)
     for (word, at, message, fix), subjects in alike.items():
         yield clean(" ".join(part for part in (", ".join(filter(None, subjects)), word, at, message) if part)), clean(fix)
