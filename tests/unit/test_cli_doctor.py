@@ -294,7 +294,7 @@ def test_the_same_fault_of_several_devices_is_one_line_that_names_them(server: P
     def item(device: str, message: str, code: str = "device_stale") -> Degraded:
         return Degraded(code=code, subject=device, message=message, fix="see `hotseat logs`")
 
-    stale = [item(f"gpu{n}", f"{prefix}was not measured yet") for n, prefix in enumerate(("", "gpu1: ", ""))]
+    stale = [item(f"gpu{n}", f"{prefix}was not measured yet") for n, prefix in enumerate(("", "gpu1: ", "gpu2 "))]
     server.plane.degraded = [*stale, item("gpu3", "was not measured for 42 s"), item("gpu4", "was not measured yet", "device_lost")]
     _, found = doctor(capsys)
     assert [finding["text"] for finding in found["daemon"][1:]] == [
