@@ -99,7 +99,7 @@ class DaemonPlane:
             reason=base.reason,
             error=base.error,
             counters=base.counters,
-            model=spec.model or None,
+            model=spec.model or spec.url or None,
             description=spec.description,
             unlisted=spec.unlisted,
             memory=self._memory(model),

@@ -90,7 +90,9 @@ async def test_it_makes_room_by_sleeping_and_is_never_ended(tmp_path: Path, worl
                 refused = await daemon.act("stop", "theirs")
                 assert (refused["state"], refused["error"]["code"]) == ("failed", "conflict")
                 assert "not hotseat's to end" in refused["error"]["message"]
-                assert "next        hotseat sleep theirs" in (await daemon.cli("status", "theirs"))[1]
+                card = (await daemon.cli("status", "theirs"))[1]
+                assert f"engine      attached  http://127.0.0.1:{port}" in card
+                assert "next        hotseat sleep theirs" in card
                 assert (await daemon.act("stop", "ours", now=True))["state"] == "done"
                 await daemon.terminate()
             assert alive(process.pid)

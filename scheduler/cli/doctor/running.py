@@ -99,7 +99,11 @@ def _degraded(items: Iterable[Any]) -> Iterator[Finding]:
     alike: dict[tuple[str, str, str], list[str]] = {}
     for item in items:
         subject, message = str(item.get("subject")), str(item.get("message"))
-        told = (str(item.get("code")), message.removeprefix(f"{subject}: ").removeprefix(f"{subject} "), item.get("fix") or "hotseat events")
+        told = (
+            str(item.get("code")),
+            message.removeprefix(f"{subject}: ").removeprefix(f"{subject} "),
+            item.get("fix") or "hotseat events",
+        )
         alike.setdefault(told, []).append(subject)
     for (code, message, fix), subjects in alike.items():
         yield fail("daemon", f"degraded: {code} ({', '.join(subjects)}): {message}", fix)
