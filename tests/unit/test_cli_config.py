@@ -25,6 +25,7 @@ def _known_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     facts = ModuleType("scheduler.daemon.engine_facts")
     facts.engine_facts = lambda: (("llamacpp", "command"), {"llamacpp": {"--port": "listen"}})  # type: ignore[attr-defined]
     facts.refused_variable = lambda _spec: None  # type: ignore[attr-defined]
+    facts.lacking_models = lambda _specs: []  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "scheduler.daemon.engine_facts", facts)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("HOTSEAT_STATE_DIR", str(tmp_path))
@@ -106,6 +107,19 @@ def test_the_shipped_example_against_the_real_adapters(capsys: pytest.CaptureFix
     example = Path(__file__).resolve().parents[2] / "examples" / "hotseat.yaml"
     assert cli.main(["config", "check", str(example)]) == 0
     assert f"{example}: ok" in capsys.readouterr().out
+
+
+def test_the_doctor_finds_models_whose_files_are_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "scheduler.daemon.engine_facts")
+    away, hub = f"{{engine: vllm, model: {tmp_path}/away}}", "{engine: vllm, model: Qwen/Qwen3-8B}"
+    engine = f"engines: {{vllm: {{command: [{sys.executable}]}}}}\n"
+    path = write(tmp_path, f"{engine}models:\n  away: {away}\n  off: {away[:-1]}, enabled: false}}\n  hub: {hub}\n")
+    cli.main(["doctor", "--config", path, "--json"])
+    found = [item for item in json.loads(capsys.readouterr().out)["findings"] if item["name"] == "models"]
+    assert [(item["state"], item["text"]) for item in found] == [("warn", f"away: there is no folder {tmp_path}/away")]
+    assert "correct `model`" in found[0]["fix"]
 
 
 def test_a_flag_that_the_real_adapter_owns_is_refused(

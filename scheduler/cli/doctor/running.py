@@ -30,6 +30,7 @@ def check_config(argument: str | None, environ: Mapping[str, str], euid: int, ho
     from scheduler.cli.commands.config import check_file
     from scheduler.config.find import find_config
     from scheduler.config.settings import Loaded
+    from scheduler.daemon.engine_facts import lacking_models
 
     path = find_config(argument, environ, euid, home)
     if path is None:
@@ -41,11 +42,13 @@ def check_config(argument: str | None, environ: Mapping[str, str], euid: int, ho
         return Configured([fail("config", text, f"hotseat config check {path}")])
     cpu = sum(device.memory_bytes for device in result.devices if device.kind == "cpu" and device.use)
     count = len(result.models)
+    enabled = [spec for spec in result.models.values() if spec.enabled]
+    lacking = [warn("models", f"{name}: {error.message}", error.fix or "correct its model") for name, error in lacking_models(enabled)]
     return Configured(
-        [ok("config", f"{path}: {count} model{'' if count == 1 else 's'}")],
+        [ok("config", f"{path}: {count} model{'' if count == 1 else 's'}"), *lacking],
         cpu,
         result.settings.state_dir,
-        _programs(spec for spec in result.models.values() if spec.enabled),
+        _programs(enabled),
         "nvidia" in result.settings.discover,
         result.settings.host_sleep_bytes,
     )
