@@ -48,7 +48,7 @@ class DeclaredSection(Section):
 class OverrideSection(Section):
     """One entry of ``devices.override``."""
 
-    use: bool = key(True, "true or false", "false: watched, never scheduled.", shown="true")
+    use: bool = key(True, "true or false", "false: watched, never scheduled, and not missed when it is not there any more.", shown="true")
     headroom: Part | None = key(None, "percentage or size", "Headroom of this device.", shown="devices.headroom")
 
 
