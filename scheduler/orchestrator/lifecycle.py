@@ -201,7 +201,8 @@ def on_ready(ctx: Context, event: EngineReady) -> None:
     live.slow = live.refused = live.wake_lacked_room = False
     live.held_bytes = live.seen_bytes = 0
     if instance.phase is Phase.LAUNCHING:
-        ctx.tell("started", instance.model, f"{instance.model} started in {human_seconds(took)}", seconds=round(took, 3))
+        text = f"{instance.model} is taken in: it runs already" if facts.attached else f"{instance.model} started in {human_seconds(took)}"
+        ctx.tell("started", instance.model, text, seconds=round(took, 3))
     else:
         text = f"{instance.model} woke from level {instance.level} in {human_seconds(took)}"
         ctx.tell("woke", instance.model, text, seconds=round(took, 3), level=instance.level or 1)

@@ -282,7 +282,7 @@ class Supervisor:
         theirs = found.answer is not Answer.REFUSED and await self._port_is_not_ours(record.port)
         # An engine that ended between its answer and the look at its port listens nowhere; a stranger still answers.
         if theirs and (await self._probe()).answer is not Answer.REFUSED:
-            self._tell_exit(launch, _stranger(record.port))
+            self._tell_exit(launch, _stranger(record.port, ours=not self._is_attached()))
             return True
         if theirs or found.answer not in (Answer.READY, Answer.ASLEEP):
             return False
@@ -521,6 +521,8 @@ def reason_of(error: Exception, fallback: Code = Code.CRASHED) -> Reason:
     return Reason(code, error.message, error.fix)
 
 
-def _stranger(port: int) -> Reason:
+def _stranger(port: int, *, ours: bool) -> Reason:
+    if not ours:
+        return Reason(Code.PORT_TAKEN, f"port {port} is answered by another process than the one that was taken in", "correct `url`")
     text = f"port {port} is answered by a process that is not ours"
     return Reason(Code.PORT_TAKEN, text, "nothing to do: another port is tried at once")

@@ -32,6 +32,11 @@ def test_one_that_slept_often_is_not_let_go_to_be_started_afresh_by_nobody() -> 
     assert world.count("Stop", "a") == 0
 
 
+def test_nobody_says_that_it_was_started() -> None:
+    world = attached(Behaviour(awake_bytes=10 * GIB))
+    assert [line.message for line in world.told if line.kind == "started"] == ["a is taken in: it runs already"]
+
+
 def test_one_without_a_sleep_level_that_works_is_left_alone_when_it_is_idle() -> None:
     world = attached(Behaviour(awake_bytes=10 * GIB, levels=()), idle=True)
     world.run(3600)
