@@ -290,6 +290,17 @@ def test_with_a_daemon_in_trouble(server: PlaneServer, capsys: pytest.CaptureFix
     assert found["models"][0]["fix"] == "hotseat status llama-70b"
 
 
+def test_a_model_whose_failure_keeps_the_daemon_from_serving_is_told_of_once(
+    server: PlaneServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.plane.degraded = [Degraded(code="model_missing", subject="llama-70b", message="no such file", fix="correct `model`")]
+    server.plane.is_ready = False
+    server.do(lambda plane: plane.models.update({"llama-70b": worlds.failing_card()}))
+    _, found = doctor(capsys)
+    assert "degraded: model_missing (llama-70b): no such file" in [finding["text"] for finding in found["daemon"]]
+    assert "models" not in found
+
+
 def test_the_same_fault_of_several_devices_is_one_line_that_names_them(server: PlaneServer, capsys: pytest.CaptureFixture[str]) -> None:
     def item(device: str, message: str, code: str = "device_stale") -> Degraded:
         return Degraded(code=code, subject=device, message=message, fix="see `hotseat logs`")

@@ -86,7 +86,9 @@ def check_daemon(daemon: Daemon, own_version: str) -> Running:
     if not status.get("ready", False):
         findings.append(fail("daemon", "not ready: it cannot serve chat now", "see what is degraded below, and hotseat logs"))
     findings += _degraded(status.get("degraded") or ())
-    failed = [model["name"] for model in status.get("models") or () if model.get("phase") in ("failed", "backoff")]
+    told = {item.get("subject") for item in status.get("degraded") or ()}
+    broken = [model["name"] for model in status.get("models") or () if model.get("phase") in ("failed", "backoff")]
+    failed = [name for name in broken if name not in told]
     findings += [warn("models", f"{name} does not start", f"hotseat status {name}") for name in failed]
     return Running(findings, status)
 
