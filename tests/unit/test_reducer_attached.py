@@ -147,3 +147,19 @@ def test_where_it_leaves_too_little_for_who_is_there_an_idle_model_is_put_away()
     world.run(20)
     world.theirs_bytes = 15 * GIB
     world.run_until(lambda: world.phase("b") == "asleep")
+
+
+def test_who_is_to_be_awake_always_is_planned_around_it() -> None:
+    """``b`` needs what it holds, ``c`` fits beside it; and where it is itself to be awake always, what it holds is its own."""
+    world = Found({"gpu0": 24}, a=Behaviour(awake_bytes=12 * GIB), b=Behaviour(awake_bytes=16 * GIB), c=Behaviour(awake_bytes=10 * GIB))
+    world.configure(b={"always_awake": True, "enabled": False}, c={"enabled": False})
+    world.play(replace(world.registry(), attached=frozenset({ModelName("a")})))
+    world.run(2)
+    world.configure(b={"enabled": True})
+    world.play(replace(world.registry(), attached=frozenset({ModelName("a")})))
+    world.run(60)
+    assert world.count("Launch", "b") == 0
+    assert [line for line in world.told if line.kind in ("move", "memory_not_freed")] == [], "nothing was even begun"
+    world.configure(a={"always_awake": True}, b={"enabled": False}, c={"enabled": True, "always_awake": True})
+    world.play(replace(world.registry(), attached=frozenset({ModelName("a")})))
+    world.run_until(lambda: (world.phase("a"), world.phase("c")) == ("awake", "awake"))

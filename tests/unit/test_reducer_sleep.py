@@ -131,6 +131,14 @@ def test_nobody_is_put_to_sleep_before_it_was_measured_awake() -> None:
     assert world.state.facts_of(ModelName("a")).learned.denied_levels == (1,)
 
 
+def test_an_engine_of_which_nothing_can_be_measured_is_not_waited_for() -> None:
+    world = just_awake(awake_bytes=0, residue_bytes={1: 0}, sleep_frees_nothing=False)
+    began = world.now_s
+    world.order("sleep", "a")
+    world.run_until(lambda: world.phase("a") == "falling_asleep")
+    assert world.when("Sleep", "a")[0] - began < MEASURE_S / 2
+
+
 def test_a_measurement_that_does_not_come_delays_a_sleep_for_a_while_only() -> None:
     world = just_awake(sleep_frees_nothing=False)
     world.sample_takes_s = 3600.0
