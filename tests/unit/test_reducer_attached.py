@@ -151,7 +151,8 @@ def test_where_it_leaves_too_little_for_who_is_there_an_idle_model_is_put_away()
 
 def test_who_is_to_be_awake_always_is_planned_around_it() -> None:
     """``b`` needs what it holds, ``c`` fits beside it; and where it is itself to be awake always, what it holds is its own."""
-    world = Found({"gpu0": 24}, a=Behaviour(awake_bytes=12 * GIB), b=Behaviour(awake_bytes=16 * GIB), c=Behaviour(awake_bytes=10 * GIB))
+    world = Found({"gpu0": 24}, a=Behaviour(awake_bytes=13 * GIB), b=Behaviour(awake_bytes=16 * GIB), c=Behaviour(awake_bytes=10 * GIB))
+    world.theirs_bytes = 13 * GIB
     world.configure(b={"always_awake": True, "enabled": False}, c={"enabled": False})
     world.play(replace(world.registry(), attached=frozenset({ModelName("a")})))
     world.run(2)
