@@ -1,13 +1,26 @@
-"""Instances that sit where they cannot stay: on a device that is gone or faulty, or one that became too small to wake on."""
+"""Instances that sit where they cannot stay: on a device that is gone or faulty, or where they cannot wake.
+
+A sleeper cannot wake where the device became too small for it, or where others (not ours) use what it would need.
+"""
+
+from dataclasses import replace
 
 from scheduler.domain.ids import CauseId, ModelName, instance_id
 from scheduler.domain.instance import GOAL_STOPPED, Instance, Phase
 from scheduler.domain.reasons import Code, Reason
 from scheduler.orchestrator import lifecycle, moves
 from scheduler.orchestrator.context import Context
-from scheduler.orchestrator.view import blocked, fits_elsewhere, grows_beside, lost_devices
+from scheduler.orchestrator.view import Scene, blocked, fits_elsewhere, grows_beside, lost_devices, start_target
+from scheduler.planner.evict import Fits, evict
+from scheduler.planner.inputs import Availability
 
 _CAUSE = CauseId("rule:device_gone")
+
+#: Seconds that a request waits for memory which others use beside a sleeper, before the sleeper is started elsewhere: a stranger
+#: may be leaving, and what one of ours gave back may not be seen free yet.
+CROWDED_S = 5.0
+#: Seconds for which a model that is to be awake always has slept, before it is started elsewhere: nobody waits for it yet.
+CROWDED_ALWAYS_S = 60.0
 
 
 def leave_lost_devices(ctx: Context) -> None:
@@ -56,15 +69,51 @@ def _reason(ctx: Context, instance: Instance) -> Reason:
 
 def leave_small_device(ctx: Context, model: ModelName, cause: CauseId) -> bool:
     """Stop a sleeper that can never wake where it sits, so that it starts on a device that is large enough; False = it need not."""
-    state = ctx.state
-    if not fits_elsewhere(state, model):
+    if not fits_elsewhere(ctx.state, model):
         return False
     instance = ctx.instance(instance_id(model))
     text = f"{model} cannot wake on {', '.join(instance.devices)}, which became too small for it: it is stopped and started elsewhere"
-    state.hold_reasons[model] = Reason(Code.WAITING_MOVE, text)
-    if state.owned_devices().isdisjoint(instance.devices) and not grows_beside(state, instance):
-        steps = (moves.shrink_step(instance.id, GOAL_STOPPED),)
-        reason = Reason(Code.DOES_NOT_FIT, text)
-        moves.open_move(ctx, steps=steps, devices=frozenset(instance.devices), cause=cause, reason=reason, beneficiary=model)
-        ctx.tell("move", model, text, cause=cause)
+    ctx.state.hold_reasons[model] = Reason(Code.WAITING_MOVE, text)
+    if _may_stop(ctx, instance):
+        _stop_to_restart(ctx, instance, Reason(Code.DOES_NOT_FIT, text), cause)
     return True
+
+
+def leave_crowded_device(ctx: Context, model: ModelName, why: Reason, cause: CauseId) -> bool:
+    """Stop a sleeper that cannot wake for memory that others use (``why``), where it can be started elsewhere; False = it stays.
+
+    Elsewhere there is room now, free or held by models that nobody uses. A sleeper that must wait for a model of ours keeps its
+    place: that one has its turn and goes.
+    """
+    state, instance = ctx.state, ctx.instance(instance_id(model))
+    if why.code is not Code.WAITING_MEMORY or instance.phase is not Phase.ASLEEP or state.facts_of(model).attached:
+        return False
+    stale = any(state.fresh_sample(d) is None for d in instance.devices)  # nobody would see what its stop gives back
+    if stale or not _waited(ctx, instance) or not _may_stop(ctx, instance):
+        return False
+    goal = start_target(state, model)
+    verdict = evict(Scene(state).picture(model), replace(goal, sets=tuple(s for s in goal.sets if s != instance.devices)))
+    if not isinstance(verdict, Fits) or any(leave.seat.availability is not Availability.IDLE for leave in verdict.leaves):
+        return False
+    there = ", ".join(verdict.devices)
+    text = f"{model} cannot wake on {', '.join(instance.devices)} ({why.text}): it is stopped, and starts on {there} instead"
+    state.hold_reasons[model] = Reason(Code.WAITING_MOVE, text)
+    _stop_to_restart(ctx, instance, Reason(Code.WAITING_MEMORY, text), cause)
+    return True
+
+
+def _waited(ctx: Context, instance: Instance) -> bool:
+    """Whether somebody waits for a sleeper, or (nobody waits) it sleeps, long enough for what is in its way to count as lasting."""
+    if instance.model in ctx.state.holds.models():
+        return ctx.now_s >= ctx.state.demand(instance.model).arrived_s + CROWDED_S
+    return ctx.now_s >= instance.since_s + CROWDED_ALWAYS_S
+
+
+def _may_stop(ctx: Context, instance: Instance) -> bool:
+    return ctx.state.owned_devices().isdisjoint(instance.devices) and not grows_beside(ctx.state, instance)
+
+
+def _stop_to_restart(ctx: Context, instance: Instance, reason: Reason, cause: CauseId) -> None:
+    steps = (moves.shrink_step(instance.id, GOAL_STOPPED),)
+    moves.open_move(ctx, steps=steps, devices=frozenset(instance.devices), cause=cause, reason=reason, beneficiary=instance.model)
+    ctx.tell("move", instance.model, reason.text, cause=cause)

@@ -249,7 +249,7 @@ def start_moves(ctx: Context) -> bool:
             still = still or Standstill(Scene(state))
             verdict = _react(ctx, model, still)
             opened |= state.move_of(iid) is not None
-            still = still if isinstance(verdict, NotNow) else None  # else the scene has changed
+            still = still if isinstance(verdict, NotNow) and state.move_of(iid) is None else None  # else the scene has changed
     return opened | _keep_always_awake(ctx)
 
 
@@ -272,7 +272,8 @@ def _keep_always_awake(ctx: Context) -> bool:
     state.hold_reasons.update(placement.reasons)
     for model, fits in placement.seats.items():
         _open(ctx, model, fits)
-    return bool(placement.seats)
+    crowded = [m for m, why in placement.reasons.items() if misplaced.leave_crowded_device(ctx, m, why, CauseId("plan"))]
+    return bool(placement.seats or crowded)
 
 
 def _is_away(ctx: Context, model: ModelName) -> bool:
@@ -329,6 +330,8 @@ def _react(ctx: Context, model: ModelName, still: Standstill) -> Fits | NotNow |
         verdict = evict(seen, target(state, model, still.scene.claimed))
         if isinstance(verdict, NotNow):
             still.note(model, seen, verdict)
+            if misplaced.leave_crowded_device(ctx, model, verdict.reason, _cause(ctx, model)):
+                return verdict
     if isinstance(verdict, Fits):
         _open(ctx, model, verdict)
         return verdict
