@@ -33,12 +33,20 @@ _LINKS = {"nvlink": "same NVLink island as", "pcie": "same PCIe root as", "numa"
 
 
 def render_devices(status: Json, view: View) -> list[str]:
-    """The table, trouble first."""
+    """The table, trouble first; below it why a device is no seat, where its line had to be cut."""
     devices: Sequence[Json] = status.get("devices") or ()
     if not devices:  # nobody can say that there is none while the driver does not tell
         return device_trouble(status, view) or wrap(NO_DEVICES, view.columns)
     names = seat_names(status)
-    return device_trouble(status, view) + table(COLUMNS, [_row(device, names, view) for device in devices], view.columns)
+    rows = table(COLUMNS, [_row(device, names, view) for device in devices], view.columns)
+    cut = [device for device, row in zip(devices, rows[1:], strict=True) if row.endswith("…")]
+    notes = [
+        line
+        for device in cut
+        if device.get("allocatable") is False and not device.get("instances")
+        for line in wrap(clean(f"{device.get('id', '?')} is {seated(device, names)}"), view.columns, "  ")
+    ]
+    return device_trouble(status, view) + rows + notes
 
 
 def _row(device: Json, names: SeatNames, view: View) -> list[str | Cell]:
