@@ -1,5 +1,6 @@
 """Why a model can never be seated: the cause with its numbers, and what would change it."""
 
+from scheduler.domain.claims import Source
 from scheduler.domain.device import DeviceInfo
 from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.model import ModelSpec
@@ -64,7 +65,10 @@ def _too_large(state: State, model: ModelName, need_bytes: int, sets: tuple[tupl
         kept = f"{text}, of which {human_bytes(largest.headroom_bytes)} are kept free by configuration"
         return Reason(Code.DOES_NOT_FIT, kept, "lower devices.headroom, or that of the device in devices.override")
     more = "a larger memory budget for the device" if largest.kind == _BUDGETED else "more cards (devices.count)"
-    return Reason(Code.DOES_NOT_FIT, text, f"use a shorter context, a smaller quantisation, or {more}")
+    smaller = "a shorter context, a smaller quantisation"
+    if footprint.source is Source.DECLARED:
+        return Reason(Code.DOES_NOT_FIT, text, f"correct `footprint` of {model} if it says too much; or use {smaller}, or {more}")
+    return Reason(Code.DOES_NOT_FIT, text, f"use {smaller}, or {more}")
 
 
 def _no_device(state: State, spec: ModelSpec) -> Reason:

@@ -182,14 +182,19 @@ def test_an_estimate_is_taken_with_less_to_spare_where_the_device_is_too_small_f
     assert client.error is None or client.error.message.startswith("a needs 24.0 GiB (1.0 GiB KV")
 
 
-def test_kv_cache_never_shrinks_below_one_request_and_the_refusal_has_the_numbers() -> None:
+@pytest.mark.parametrize(
+    ("source", "fix"), [(Source.ESTIMATED, "use {}"), (Source.DECLARED, "correct `footprint` of a if it says too much; or use {}")]
+)
+def test_kv_cache_never_shrinks_below_one_request_and_the_refusal_has_the_numbers(source: Source, fix: str) -> None:
     world = Plain({"gpu0": 24}, a=replace(KV, kv_min_bytes=8 * GIB))
+    facts = world.state.facts_of(ModelName("a"))
+    facts.guess = replace(facts.guess, source=source)
     (client,) = world.ask("a")
     assert client.end == "does_not_fit"
     assert client.error is not None
     needs, gives = "24.0 GiB (8.0 GiB KV cache for one request of full length)", "23.5 GiB of 24.0 GiB"
     assert client.error.message == f"a needs {needs}; gpu0, the largest device it may use, can give {gives}"
-    assert client.error.fix == "use a shorter context, a smaller quantisation, or more cards (devices.count)"
+    assert client.error.fix == fix.format("a shorter context, a smaller quantisation, or more cards (devices.count)")
 
 
 def test_neighbours_leave_rather_than_that_a_cache_is_cut_for_them() -> None:
