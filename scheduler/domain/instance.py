@@ -157,7 +157,7 @@ class Forced(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainCancelled(Event):
-    """The beneficiary's demand is gone."""
+    """The beneficiary's demand is gone, or it is seated elsewhere sooner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Instances that sit where they cannot stay: on a device that is gone or faulty, or where they cannot wake.
 
-A sleeper cannot wake where the device became too small for it, or where others (not ours) use what it would need.
+A sleeper cannot wake where the device became too small for it, and not soon where others use what it would need.
 """
 
 from dataclasses import replace
@@ -10,8 +10,9 @@ from scheduler.domain.instance import GOAL_STOPPED, Instance, Phase
 from scheduler.domain.reasons import Code, Reason
 from scheduler.orchestrator import lifecycle, moves
 from scheduler.orchestrator.context import Context
-from scheduler.orchestrator.view import Scene, blocked, fits_elsewhere, grows_beside, lost_devices, start_target
-from scheduler.planner.evict import Fits, evict
+from scheduler.orchestrator.state import State
+from scheduler.orchestrator.view import Scene, blocked, enter_seconds, fits_elsewhere, grows_beside, lost_devices, start_target
+from scheduler.planner.evict import Fits, NotNow, evict
 from scheduler.planner.inputs import Availability
 
 _CAUSE = CauseId("rule:device_gone")
@@ -75,31 +76,62 @@ def leave_small_device(ctx: Context, model: ModelName, cause: CauseId) -> bool:
     text = f"{model} cannot wake on {', '.join(instance.devices)}, which became too small for it: it is stopped and started elsewhere"
     ctx.state.hold_reasons[model] = Reason(Code.WAITING_MOVE, text)
     if _may_stop(ctx, instance):
-        _stop_to_restart(ctx, instance, Reason(Code.DOES_NOT_FIT, text), cause)
+        _stop(ctx, instance, Reason(Code.DOES_NOT_FIT, text), cause)
     return True
 
 
-def leave_crowded_device(ctx: Context, model: ModelName, why: Reason, cause: CauseId) -> bool:
-    """Stop a sleeper that cannot wake for memory that others use (``why``), where it can be started elsewhere; False = it stays.
+def leave_for_another(ctx: Context, model: ModelName, home: Fits | NotNow, cause: CauseId) -> bool:
+    """Stop a sleeper where a start elsewhere is sooner than its wake at ``home``; False = it stays.
 
-    Elsewhere there is room now, free or held by models that nobody uses. A sleeper that must wait for a model of ours keeps its
-    place: that one has its turn and goes.
+    It can wake only where it sits. What is in its way there may be memory that others use, which nobody can say the end of, or
+    models of ours that are busy.
     """
-    state, instance = ctx.state, ctx.instance(instance_id(model))
-    if why.code is not Code.WAITING_MEMORY or instance.phase is not Phase.ASLEEP or state.facts_of(model).attached:
+    instance = ctx.instance(instance_id(model))
+    if instance.phase is not Phase.ASLEEP or ctx.state.facts_of(model).attached or not _may_stop(ctx, instance):
         return False
-    stale = any(state.fresh_sample(d) is None for d in instance.devices)  # nobody would see what its stop gives back
-    if stale or not _waited(ctx, instance) or not _may_stop(ctx, instance):
+    wait_s = _seconds_at_home(ctx, instance, home)
+    there = elsewhere(ctx.state, model) if wait_s is not None else None
+    if there is None or wait_s is None or there.regret + restart_seconds(ctx.state, model) >= wait_s:
         return False
+    stop_to_restart(ctx, instance, there, why_home(home), cause)
+    return True
+
+
+def _seconds_at_home(ctx: Context, instance: Instance, home: Fits | NotNow) -> float | None:
+    """Seconds until a sleeper would be awake where it sits, what others lose by it added; None = soon, or it stays in any case."""
+    wake_s = enter_seconds(ctx.state, instance.model)
+    if isinstance(home, Fits):
+        waits = any(leave.seat.availability is Availability.DRAIN for leave in home.leaves)
+        return home.regret + wake_s if waits else None
+    if home.reason.code is Code.WAITING_TURN and home.retry_at_s is not None:
+        return home.retry_at_s - ctx.now_s + wake_s
+    stale = any(ctx.state.fresh_sample(d) is None for d in instance.devices)  # nobody would see what its stop gives back
+    return float("inf") if home.reason.code is Code.WAITING_MEMORY and not stale and _waited(ctx, instance) else None
+
+
+def elsewhere(state: State, model: ModelName) -> Fits | None:
+    """Where a model could be started now, other than on the devices it has: free, or held by models that nobody uses."""
     goal = start_target(state, model)
+    instance = state.instances[instance_id(model)]
     verdict = evict(Scene(state).picture(model), replace(goal, sets=tuple(s for s in goal.sets if s != instance.devices)))
     if not isinstance(verdict, Fits) or any(leave.seat.availability is not Availability.IDLE for leave in verdict.leaves):
-        return False
-    there = ", ".join(verdict.devices)
-    text = f"{model} cannot wake on {', '.join(instance.devices)} ({why.text}): it is stopped, and starts on {there} instead"
-    state.hold_reasons[model] = Reason(Code.WAITING_MOVE, text)
-    _stop_to_restart(ctx, instance, Reason(Code.WAITING_MEMORY, text), cause)
-    return True
+        return None
+    return verdict
+
+
+def restart_seconds(state: State, model: ModelName) -> float:
+    """Seconds to start a model on other devices: a sleeper is stopped first."""
+    footprint = state.facts_of(model).footprint
+    leaving = footprint.leave_seconds(None) if state.instances[instance_id(model)].phase is Phase.ASLEEP else 0.0
+    return leaving + footprint.start_seconds()
+
+
+def why_home(home: Fits | NotNow) -> str:
+    """What keeps a sleeper from waking where it sits."""
+    if isinstance(home, NotNow):
+        return home.reason.text
+    busy = [leave.seat.model for leave in home.leaves if leave.seat.availability is Availability.DRAIN]
+    return f"{', '.join(busy)} must finish first"
 
 
 def _waited(ctx: Context, instance: Instance) -> bool:
@@ -113,7 +145,15 @@ def _may_stop(ctx: Context, instance: Instance) -> bool:
     return ctx.state.owned_devices().isdisjoint(instance.devices) and not grows_beside(ctx.state, instance)
 
 
-def _stop_to_restart(ctx: Context, instance: Instance, reason: Reason, cause: CauseId) -> None:
+def stop_to_restart(ctx: Context, instance: Instance, there: Fits, why: str, cause: CauseId) -> None:
+    """Stop a sleeper that is to be started ``there``; whoever waits for it waits on."""
+    here, other = ", ".join(instance.devices), ", ".join(there.devices)
+    text = f"{instance.model} is not woken on {here}: {why}; it is stopped, and starts on {other} instead"
+    ctx.state.hold_reasons[instance.model] = Reason(Code.WAITING_MOVE, text)
+    _stop(ctx, instance, Reason(Code.WAITING_MOVE, text), cause)
+
+
+def _stop(ctx: Context, instance: Instance, reason: Reason, cause: CauseId) -> None:
     steps = (moves.shrink_step(instance.id, GOAL_STOPPED),)
     moves.open_move(ctx, steps=steps, devices=frozenset(instance.devices), cause=cause, reason=reason, beneficiary=instance.model)
     ctx.tell("move", instance.model, reason.text, cause=cause)

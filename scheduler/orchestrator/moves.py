@@ -318,6 +318,14 @@ def _wind_up(ctx: Context, move: Move, shrinks: list[Step], grows: list[Step]) -
     return close(ctx, move, MoveState.DONE if grown else MoveState.CANCELLED)
 
 
+def withdraw(ctx: Context, move: Move, why: str) -> None:
+    """End a move that waits for drains and for nothing else: whoever was to leave serves on."""
+    for step in move.steps:
+        if ctx.instance(step.instance).phase is Phase.DRAINING:
+            ctx.transition(step.instance, DrainCancelled(at_s=ctx.now_s, reason=Reason(Code.DRAIN_CANCELLED, why)))
+    close(ctx, move, MoveState.CANCELLED)
+
+
 def _why_not(ctx: Context, move: Move) -> str:
     if ctx.state.closing:
         return "the daemon ends"

@@ -271,8 +271,8 @@ def _keep_always_awake(ctx: Context) -> bool:
         raise InvariantViolated("; ".join(wrong))
     state.hold_reasons.update(placement.reasons)
     for model, fits in placement.seats.items():
-        _open(ctx, model, fits)
-    crowded = [m for m, why in placement.reasons.items() if misplaced.leave_crowded_device(ctx, m, why, CauseId("plan"))]
+        seat(ctx, model, fits)
+    crowded = [m for m, why in placement.reasons.items() if misplaced.leave_for_another(ctx, m, NotNow(why), CauseId("plan"))]
     return bool(placement.seats or crowded)
 
 
@@ -330,10 +330,10 @@ def _react(ctx: Context, model: ModelName, still: Standstill) -> Fits | NotNow |
         verdict = evict(seen, target(state, model, still.scene.claimed))
         if isinstance(verdict, NotNow):
             still.note(model, seen, verdict)
-            if misplaced.leave_crowded_device(ctx, model, verdict.reason, _cause(ctx, model)):
-                return verdict
+        if not isinstance(verdict, Never) and misplaced.leave_for_another(ctx, model, verdict, _cause(ctx, model)):
+            return verdict
     if isinstance(verdict, Fits):
-        _open(ctx, model, verdict)
+        seat(ctx, model, verdict)
         return verdict
     if isinstance(verdict, Never) and misplaced.leave_small_device(ctx, model, _cause(ctx, model)):
         return verdict
@@ -358,7 +358,8 @@ def _asked_by(holds: int) -> str:
     return "asked for by a request" if holds == 1 else f"asked for by {holds} requests"
 
 
-def _open(ctx: Context, model: ModelName, fits: Fits) -> None:
+def seat(ctx: Context, model: ModelName, fits: Fits) -> None:
+    """Open the move that brings ``model`` awake where it was found to fit."""
     state = ctx.state
     holds = state.holds_of(model)
     by_hold = state.wanted(model)

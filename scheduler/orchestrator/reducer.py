@@ -10,7 +10,7 @@ from typing import Any
 
 from scheduler.domain.instance import Phase
 from scheduler.domain.lease import Outcome
-from scheduler.orchestrator import deadlines, devices, hosting, lifecycle, measuring, misplaced, moves, reactions, upkeep
+from scheduler.orchestrator import deadlines, detours, devices, hosting, lifecycle, measuring, misplaced, moves, reactions, upkeep
 from scheduler.orchestrator.context import Context
 from scheduler.orchestrator.effects import CheckNow, Effect
 from scheduler.orchestrator.events import (
@@ -158,6 +158,7 @@ def _on_sampled(ctx: Context, event: Sampled) -> None:
             lifecycle.doubt_sleep(ctx, ctx.instance(instance.id))
     if event.host is not None:
         hosting.note_host(ctx, event.host)
+    detours.reconsider(ctx)
 
 
 def _on_intent_refused(ctx: Context, event: IntentRefused) -> None:

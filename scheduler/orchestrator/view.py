@@ -390,6 +390,13 @@ def enter_seconds(state: State, model: ModelName) -> float:
     return footprint.start_seconds()
 
 
+def drain_seconds(state: State, instance: Instance) -> float:
+    """Seconds until a busy instance is through with what it serves: as a request takes on the mean, or as long again as the oldest ran."""
+    leases = state.live_of(instance.id).leases
+    ran_s = state.now_s - state.leases[min(leases)].granted_s if leases else 0.0
+    return max(state.facts_of(instance.model).service_s, ran_s)
+
+
 def exits_of(state: State, instance: Instance, availability: Availability) -> tuple[Exit, ...]:
     """The ways an instance can leave, each with what it gives back and what it costs."""
     footprint = state.facts_of(instance.model).footprint
@@ -398,7 +405,7 @@ def exits_of(state: State, instance: Instance, availability: Availability) -> tu
     idle = max(0.0, state.now_s - last_used(state, instance))
     wanted = state.wanted(instance.model) or availability is Availability.DRAIN
     chance = 1.0 if wanted else 1.0 / (1.0 + idle / RECENCY_S)
-    drain = state.facts_of(instance.model).service_s if availability is Availability.DRAIN else 0.0
+    drain = drain_seconds(state, instance) if availability is Availability.DRAIN else 0.0
     measured = state.measured_of(instance.id)
 
     def regret(return_s: float, leave_s: float) -> float:

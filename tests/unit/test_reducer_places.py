@@ -91,7 +91,7 @@ def test_a_sleeper_beside_strangers_starts_on_a_device_with_room() -> None:
     assert client.end == "ok"
     assert world.instance("a").devices == ("gpu1",)
     assert world.path("a").endswith("asleep stopping stopped launching awake")
-    told = [t.message for t in world.told if "starts on gpu1 instead" in t.message]
+    told = [t.message for t in world.told if "it is stopped, and starts on gpu1 instead" in t.message]
     assert len(told) == 1
     assert "are used by others" in told[0]
 
@@ -159,18 +159,6 @@ def test_a_model_that_is_always_awake_leaves_strangers_by_itself_in_its_own_time
     assert world.phase("a") == "asleep", "nobody waits for it, and a wake is cheaper than a start"
     world.run(120)
     assert (world.phase("a"), world.instance("a").devices) == ("awake", ("gpu1",))
-
-
-def test_a_sleeper_that_waits_for_a_model_of_ours_keeps_its_place() -> None:
-    """That one goes when its turn ends."""
-    world = asleep({"gpu0": 24, "gpu1": 24}, b=A)
-    world.configure(b={"devices": replace(world.specs["b"].devices, ids=(DeviceId("gpu0"),))})
-    world.ask("b", n=3, for_s=15.0)
-    world.run(10)
-    (client,) = world.ask("a")
-    world.run(60)
-    assert client.end == "ok"
-    assert world.path("a").endswith("asleep waking awake")
 
 
 def test_an_attached_sleeper_beside_strangers_is_not_ours_to_stop() -> None:
