@@ -9,7 +9,7 @@ from scheduler.domain.instance import EMPTY_PHASES, Instance, Phase
 from scheduler.domain.plan import Move
 from scheduler.orchestrator import misplaced, moves, reactions
 from scheduler.orchestrator.context import Context
-from scheduler.orchestrator.view import drain_seconds, enter_seconds
+from scheduler.orchestrator.view import Scene, drain_seconds, enter_seconds
 
 _AT_REST = EMPTY_PHASES | {Phase.AWAKE, Phase.DRAINING, Phase.ASLEEP}
 
@@ -34,9 +34,9 @@ def _busy(ctx: Context, move: Move) -> list[Instance]:
 
 def _reconsider(ctx: Context, move: Move, model: ModelName) -> None:
     state, instance, busy = ctx.state, ctx.instance(instance_id(model)), _busy(ctx, move)
-    there = misplaced.elsewhere(state, model)
     stays_s = max(drain_seconds(state, i) for i in busy) + enter_seconds(state, model)
-    if there is None or there.regret + misplaced.restart_seconds(state, model) >= stays_s:
+    there = misplaced.elsewhere(Scene(state), model, stays_s)
+    if there is None:
         return
     moves.withdraw(ctx, move, f"{model} is started on {', '.join(there.devices)} instead")
     if instance.phase is Phase.ASLEEP:

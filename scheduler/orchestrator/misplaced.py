@@ -10,7 +10,6 @@ from scheduler.domain.instance import GOAL_STOPPED, Instance, Phase
 from scheduler.domain.reasons import Code, Reason
 from scheduler.orchestrator import lifecycle, moves
 from scheduler.orchestrator.context import Context
-from scheduler.orchestrator.state import State
 from scheduler.orchestrator.view import Scene, blocked, enter_seconds, fits_elsewhere, grows_beside, lost_devices, start_target
 from scheduler.planner.evict import Fits, NotNow, evict
 from scheduler.planner.inputs import Availability
@@ -80,8 +79,8 @@ def leave_small_device(ctx: Context, model: ModelName, cause: CauseId) -> bool:
     return True
 
 
-def leave_for_another(ctx: Context, model: ModelName, home: Fits | NotNow, cause: CauseId) -> bool:
-    """Stop a sleeper where a start elsewhere is sooner than its wake at ``home``; False = it stays.
+def leave_for_another(ctx: Context, scene: Scene, model: ModelName, home: Fits | NotNow, cause: CauseId) -> bool:
+    """Stop a sleeper where a start elsewhere is sooner than its wake at ``home``, both seen in ``scene``; False = it stays.
 
     It can wake only where it sits. What is in its way there may be memory that others use, which nobody can say the end of, or
     models of ours that are busy.
@@ -90,10 +89,10 @@ def leave_for_another(ctx: Context, model: ModelName, home: Fits | NotNow, cause
     if instance.phase is not Phase.ASLEEP or ctx.state.facts_of(model).attached or not _may_stop(ctx, instance):
         return False
     wait_s = _seconds_at_home(ctx, instance, home)
-    there = elsewhere(ctx.state, model) if wait_s is not None else None
-    if there is None or wait_s is None or there.regret + restart_seconds(ctx.state, model) >= wait_s:
+    there = elsewhere(scene, model, wait_s) if wait_s is not None else None
+    if there is None:
         return False
-    stop_to_restart(ctx, instance, there, why_home(home), cause)
+    stop_to_restart(ctx, instance, there, _why_home(home), cause)
     return True
 
 
@@ -109,24 +108,24 @@ def _seconds_at_home(ctx: Context, instance: Instance, home: Fits | NotNow) -> f
     return float("inf") if home.reason.code is Code.WAITING_MEMORY and not stale and _waited(ctx, instance) else None
 
 
-def elsewhere(state: State, model: ModelName) -> Fits | None:
-    """Where a model could be started now, other than on the devices it has: free, or held by models that nobody uses."""
-    goal = start_target(state, model)
-    instance = state.instances[instance_id(model)]
-    verdict = evict(Scene(state).picture(model), replace(goal, sets=tuple(s for s in goal.sets if s != instance.devices)))
+def elsewhere(scene: Scene, model: ModelName, within_s: float) -> Fits | None:
+    """Where a model could be started sooner than in ``within_s``, what others lose by it added, and not on the devices it has.
+
+    Only room counts that is free or held by models that nobody uses. A sleeper is stopped first, which takes its time as well.
+    """
+    state, instance = scene.state, scene.state.instances[instance_id(model)]
+    footprint = state.facts_of(model).footprint
+    takes_s = footprint.start_seconds() + (footprint.leave_seconds(None) if instance.phase is Phase.ASLEEP else 0.0)
+    if takes_s >= within_s:  # whoever leaves, it is no sooner
+        return None
+    goal = start_target(state, model, scene.claimed)
+    verdict = evict(scene.picture(model), replace(goal, sets=tuple(s for s in goal.sets if s != instance.devices)))
     if not isinstance(verdict, Fits) or any(leave.seat.availability is not Availability.IDLE for leave in verdict.leaves):
         return None
-    return verdict
+    return verdict if verdict.regret + takes_s < within_s else None
 
 
-def restart_seconds(state: State, model: ModelName) -> float:
-    """Seconds to start a model on other devices: a sleeper is stopped first."""
-    footprint = state.facts_of(model).footprint
-    leaving = footprint.leave_seconds(None) if state.instances[instance_id(model)].phase is Phase.ASLEEP else 0.0
-    return leaving + footprint.start_seconds()
-
-
-def why_home(home: Fits | NotNow) -> str:
+def _why_home(home: Fits | NotNow) -> str:
     """What keeps a sleeper from waking where it sits."""
     if isinstance(home, NotNow):
         return home.reason.text

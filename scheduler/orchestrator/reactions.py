@@ -272,8 +272,9 @@ def _keep_always_awake(ctx: Context) -> bool:
     state.hold_reasons.update(placement.reasons)
     for model, fits in placement.seats.items():
         seat(ctx, model, fits)
-    crowded = [m for m, why in placement.reasons.items() if misplaced.leave_for_another(ctx, m, NotNow(why), CauseId("plan"))]
-    return bool(placement.seats or crowded)
+    if placement.seats:
+        return True  # who else may leave is seen when they are under way
+    return any(misplaced.leave_for_another(ctx, Scene(state), m, NotNow(why), CauseId("plan")) for m, why in placement.reasons.items())
 
 
 def _is_away(ctx: Context, model: ModelName) -> bool:
@@ -330,7 +331,7 @@ def _react(ctx: Context, model: ModelName, still: Standstill) -> Fits | NotNow |
         verdict = evict(seen, target(state, model, still.scene.claimed))
         if isinstance(verdict, NotNow):
             still.note(model, seen, verdict)
-        if not isinstance(verdict, Never) and misplaced.leave_for_another(ctx, model, verdict, _cause(ctx, model)):
+        if not isinstance(verdict, Never) and misplaced.leave_for_another(ctx, still.scene, model, verdict, _cause(ctx, model)):
             return verdict
     if isinstance(verdict, Fits):
         seat(ctx, model, verdict)

@@ -14,9 +14,9 @@ from tests.support.world import device
 ONE = Behaviour(awake_bytes=16 * GIB, start_s=30.0)
 
 
-def both_on_gpu0(a: Behaviour = ONE, b: Behaviour = ONE) -> Plain:
+def both_on_gpu0(a: Behaviour = ONE, b: Behaviour = ONE, **more: Behaviour) -> Plain:
     """``a`` is awake and ``b`` asleep on gpu0, since a stranger had gpu1; it left long ago."""
-    world = Plain({"gpu0": 24, "gpu1": 24}, a=a, b=b)
+    world = Plain({"gpu0": 24, "gpu1": 24}, a=a, b=b, **more)
     world.foreign[DeviceId("gpu1")] = 22 * GIB
     world.run(5)
     for name in ("b", "a"):
@@ -163,6 +163,19 @@ def test_where_everything_is_busy_the_drain_goes_on() -> None:
     (client,) = world.ask("b")
     world.run(120)
     assert (client.end, world.path("b").endswith("asleep waking awake")) == ("ok", True)
+
+
+def test_nobody_is_put_away_elsewhere_who_is_missed_more_than_the_wait() -> None:
+    """It cannot sleep, takes minutes to start, and was used a moment ago."""
+    world = both_on_gpu0(c=replace(ONE, levels=(), start_s=200.0))
+    world.ask("c")
+    world.run(220)
+    assert world.instance("c").devices == ("gpu1",)
+    world.ask("a", for_s=60.0)
+    world.run(1)
+    (client,) = world.ask("b")
+    world.run(100)
+    assert (client.end, world.instance("b").devices, world.path("c")) == ("ok", ("gpu0",), "launching awake")
 
 
 def test_an_attached_sleeper_waits_where_it_is() -> None:
