@@ -16,7 +16,7 @@ ONE = Behaviour(awake_bytes=16 * GIB, start_s=30.0)
 
 def both_on_gpu0(a: Behaviour = ONE, b: Behaviour = ONE, **more: Behaviour) -> Plain:
     """``a`` is awake and ``b`` asleep on gpu0, since a stranger had gpu1; it left long ago."""
-    world = Plain({"gpu0": 24, "gpu1": 24}, a=a, b=b, **more)
+    world = Plain({"gpu0": 24, "gpu1": 24}, behaviours={"a": a, "b": b, **more})
     world.foreign[DeviceId("gpu1")] = 22 * GIB
     world.run(5)
     for name in ("b", "a"):
