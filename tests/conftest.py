@@ -1,8 +1,13 @@
 """Set-up of the whole test suite; the rules it enforces are in tests/support/guards.py."""
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
+
+# A shell starts what it puts into the background with SIGINT ignored, and every process that a test starts would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["pytester", "tests.support.guards"]
 
