@@ -42,7 +42,7 @@ class Scene:
         self._seated: list[Instance] = []
         self._owned = state.owned_devices()
         self._growing: dict[DeviceId, list[InstanceId]] = {}
-        self._awake_since: dict[DeviceId, float] = {}
+        self._settled_s: dict[DeviceId, float] = {}
         self._shared: dict[InstanceId, Seat] = {}
         blocked = set(self._owned)
         for instance in state.instances.values():
@@ -57,8 +57,8 @@ class Scene:
             for device in instance.devices:
                 if (instance.before if instance.phase is Phase.UNKNOWN else instance.phase) in GROWING_PHASES:
                     self._growing.setdefault(device, []).append(instance.id)
-                if instance.phase is Phase.AWAKE:
-                    self._awake_since[device] = max(instance.since_s, self._awake_since.get(device, instance.since_s))
+                if instance.phase is Phase.AWAKE or state.live_of(instance.id).wake_lacked_room:
+                    self._settled_s[device] = max(instance.since_s, self._settled_s.get(device, instance.since_s))
         self._devices = {d: self._device(info) for d, info in state.devices.items()}
         self._planned = {d: replace(view, foreign_bytes=state.foreign_planned(d)) for d, view in self._devices.items()}
         self._host = HostView(limit_bytes=state.host_claimed() + state.host_room(), claimed_bytes=state.host_claimed())
@@ -97,9 +97,9 @@ class Scene:
         return {i.model: self.state.facts_of(i.model).service_s for i in self._seated if i.phase is Phase.AWAKE}
 
     def _evidence(self, device: DeviceId) -> DeviceSample | None:
-        """The last sample, if it is fresh and began after the last start or wake on the device was through."""
+        """The last sample, if it is fresh and began after the last start or wake on the device was through, or failed for want of room."""
         sample = self.state.fresh_sample(device)
-        return sample if sample is not None and sample.started_at_s > self._awake_since.get(device, float("-inf")) else None
+        return sample if sample is not None and sample.started_at_s > self._settled_s.get(device, float("-inf")) else None
 
     def _device(self, info: DeviceInfo) -> DeviceView:
         sample, last = self._evidence(info.id), self.state.samples.get(info.id)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.ids import ModelName
+from scheduler.domain.ids import DeviceId, ModelName
 from scheduler.domain.reasons import Code
 from scheduler.domain.units import GIB
 from scheduler.orchestrator.state import Policy
@@ -90,6 +90,22 @@ def test_a_wake_without_room_makes_room_and_is_tried_once_more() -> None:
     assert (world.count("Wake", "a"), world.count("Launch", "a")) == (2, 1)
     assert world.state.facts_of(ModelName("a")).learned.failed_wakes == {}, "it says nothing of the level"
     assert denied(world) == ()
+
+
+def test_a_wake_that_found_no_room_is_repeated_on_what_was_measured_since() -> None:
+    """A stranger came after the last sample: what that sample saw free is not there."""
+    world = Plain({"gpu0": 24}, a=replace(A, awake_bytes=16 * GIB, wake_s=0.3, wake_errors=1), b=replace(A, awake_bytes=3 * GIB))
+    world.ask("a")
+    world.run(30)
+    world.order("sleep", "a")
+    world.run(30)
+    world.ask("b")
+    world.run(60.5)
+    (client,) = world.ask("a")
+    world.run_until(lambda: world.phase("a") == "waking")
+    world.foreign[DeviceId("gpu0")] = 4 * GIB
+    world.run(60)
+    assert (client.end, world.phase("b"), world.count("Wake", "a")) == ("ok", "asleep", 2)
 
 
 @pytest.mark.parametrize("level", [1, 2])
