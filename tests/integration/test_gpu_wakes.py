@@ -141,7 +141,7 @@ async def test_after_a_start_that_ended_while_no_daemon_was_there_garbage_is_rec
     async with gpu_house(tmp_path, world, vllm(tmp_path, world, "a", knobs={**SLOW_START, "garbage_levels": (2,)})) as daemon:
         asking = asyncio.create_task(daemon.chat("a"))
         await daemon.until("a", "launching")
-        await until(lambda: bool(daemon.launches("a")[0]["pid"]))
+        await until(lambda: any(row["pid"] for row in daemon.launches("a")))
         await daemon.kill()
         with contextlib.suppress(aiohttp.ClientError):
             await asking
