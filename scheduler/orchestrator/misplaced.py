@@ -88,7 +88,7 @@ def leave_for_another(ctx: Context, scene: Scene, model: ModelName, home: Fits |
     instance = ctx.instance(instance_id(model))
     if instance.phase is not Phase.ASLEEP or ctx.state.facts_of(model).attached or not _may_stop(ctx, instance):
         return False
-    wait_s = _seconds_at_home(ctx, instance, home)
+    wait_s = _seconds_at_home(ctx, scene, instance, home)
     there = elsewhere(scene, model, wait_s) if wait_s is not None else None
     if there is None:
         return False
@@ -96,7 +96,7 @@ def leave_for_another(ctx: Context, scene: Scene, model: ModelName, home: Fits |
     return True
 
 
-def _seconds_at_home(ctx: Context, instance: Instance, home: Fits | NotNow) -> float | None:
+def _seconds_at_home(ctx: Context, scene: Scene, instance: Instance, home: Fits | NotNow) -> float | None:
     """Seconds until a sleeper would be awake where it sits, what others lose by it added; None = soon, or it stays in any case."""
     wake_s = enter_seconds(ctx.state, instance.model)
     if isinstance(home, Fits):
@@ -104,8 +104,9 @@ def _seconds_at_home(ctx: Context, instance: Instance, home: Fits | NotNow) -> f
         return home.regret + wake_s if waits else None
     if home.reason.code is Code.WAITING_TURN and home.retry_at_s is not None:
         return home.retry_at_s - ctx.now_s + wake_s
-    stale = any(ctx.state.fresh_sample(d) is None for d in instance.devices)  # nobody would see what its stop gives back
-    return float("inf") if home.reason.code is Code.WAITING_MEMORY and not stale and _waited(ctx, instance) else None
+    seen = scene.picture(instance.model).devices
+    unseen = any(seen[d].free_bytes is None for d in instance.devices)  # nobody knows what is free there, or would see what its stop frees
+    return float("inf") if home.reason.code is Code.WAITING_MEMORY and not unseen and _waited(ctx, instance) else None
 
 
 def elsewhere(scene: Scene, model: ModelName, within_s: float) -> Fits | None:
