@@ -3,6 +3,7 @@
 Level-triggered: ``advance`` looks at where each instance is, never at what was sent before.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scheduler.domain.ids import ActionId, CauseId, DeviceId, InstanceId, ModelName, MoveId
@@ -304,11 +305,8 @@ def _why_kept(ctx: Context, move: Move) -> Reason | None:
 def _wind_up(ctx: Context, move: Move, shrinks: list[Step], grows: list[Step]) -> bool:
     """Take back drains; let what is under way finish; begin nothing new."""
     busy = False
+    _take_back(ctx, shrinks, _why_kept(ctx, move) or Reason(Code.DRAIN_CANCELLED, _why_not(ctx, move)))
     for step in shrinks:
-        instance = ctx.instance(step.instance)
-        if instance.phase is Phase.DRAINING:
-            reason = _why_kept(ctx, move) or Reason(Code.DRAIN_CANCELLED, _why_not(ctx, move))
-            ctx.transition(instance.id, DrainCancelled(at_s=ctx.now_s, reason=reason))
         busy |= ctx.instance(step.instance).phase in (Phase.STOPPING, Phase.FALLING_ASLEEP, Phase.UNKNOWN)
     for step in grows:
         busy |= ctx.instance(step.instance).phase in (Phase.LAUNCHING, Phase.WAKING, Phase.STOPPING, Phase.UNKNOWN)
@@ -320,10 +318,14 @@ def _wind_up(ctx: Context, move: Move, shrinks: list[Step], grows: list[Step]) -
 
 def withdraw(ctx: Context, move: Move, why: str) -> None:
     """End a move that waits for drains and for nothing else: whoever was to leave serves on."""
-    for step in move.steps:
-        if ctx.instance(step.instance).phase is Phase.DRAINING:
-            ctx.transition(step.instance, DrainCancelled(at_s=ctx.now_s, reason=Reason(Code.DRAIN_CANCELLED, why)))
+    _take_back(ctx, move.steps, Reason(Code.DRAIN_CANCELLED, why))
     close(ctx, move, MoveState.CANCELLED)
+
+
+def _take_back(ctx: Context, steps: Sequence[Step], reason: Reason) -> None:
+    for step in steps:
+        if ctx.instance(step.instance).phase is Phase.DRAINING:
+            ctx.transition(step.instance, DrainCancelled(at_s=ctx.now_s, reason=reason))
 
 
 def _why_not(ctx: Context, move: Move) -> str:

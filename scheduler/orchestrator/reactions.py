@@ -22,7 +22,7 @@ from scheduler.orchestrator.hosting import fix_of, loads_before, why_deeper
 from scheduler.orchestrator.standstill import Standstill
 from scheduler.orchestrator.state import Live
 from scheduler.orchestrator.unfit import never_fits, unreadable
-from scheduler.orchestrator.view import Scene, enter_seconds, lost_devices, picture, target
+from scheduler.orchestrator.view import Scene, enter_seconds, lost_devices, target
 from scheduler.planner.check import verify
 from scheduler.planner.evict import Fits, Never, NotNow, evict
 from scheduler.planner.greedy import PlannerInput, place
@@ -264,7 +264,8 @@ def _keep_always_awake(ctx: Context) -> bool:
     due = [m for m in due if m not in leaving]
     if not due:
         return False
-    given = PlannerInput(picture=picture(state), targets=tuple(target(state, m) for m in due))
+    scene = Scene(state)
+    given = PlannerInput(picture=scene.picture(None), targets=tuple(target(state, m) for m in due))
     placement = place(given)
     wrong = verify(placement, given)
     if wrong:
@@ -274,7 +275,7 @@ def _keep_always_awake(ctx: Context) -> bool:
         seat(ctx, model, fits)
     if placement.seats:
         return True  # who else may leave is seen when they are under way
-    return any(misplaced.leave_for_another(ctx, Scene(state), m, NotNow(why), CauseId("plan")) for m, why in placement.reasons.items())
+    return any(misplaced.leave_for_another(ctx, scene, m, NotNow(why), CauseId("plan")) for m, why in placement.reasons.items())
 
 
 def _is_away(ctx: Context, model: ModelName) -> bool:
